@@ -1,0 +1,26 @@
+"""One line of progress at a time: how far, how fast, how long still."""
+
+from __future__ import annotations
+
+import time
+
+
+class Progress:
+    """Prints at most one line every `every_s` seconds, and the last one. Plain lines suit notebooks and logs."""
+
+    def __init__(self, label: str, total: int, unit: str, every_s: float = 5.0):
+        self.label, self.total, self.unit, self.every_s = label, total, unit, every_s
+        self._started = self._printed = time.monotonic()
+
+    def __call__(self, done: int, total: int | None = None, note: str = "") -> None:
+        """Report that `done` of `total` are finished; `note` is added at the end of the line."""
+        total = total or self.total
+        now = time.monotonic()
+        if done < total and now - self._printed < self.every_s:
+            return
+        self._printed, took = now, max(now - self._started, 1e-9)
+        rate = done / took
+        speed = f"{rate:.1f} {self.unit}/s" if rate >= 1 else f"{1 / max(rate, 1e-9):.1f} s/{self.unit}"
+        left = f"{(total - done) / rate:.0f} s left" if done < total and rate else f"{took:.0f} s"
+        note = f"  {note}" if note else ""
+        print(f"{self.label} {done}/{total} {self.unit}  {speed}  {left}{note}", flush=True)
