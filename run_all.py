@@ -27,7 +27,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +95,8 @@ def read_notebook(path: Path) -> Notebook:
     missing = [p for p in PARAMETERS if p not in {getattr(t, "id", None) for t in targets}]
     if missing:
         raise Usage(f"{path}: the cell tagged 'parameters' does not set {', '.join(missing)}; add it there")
-    heading = re.search(r"^#+ +(.+)$", "\n".join(text for kind, text, _ in cells if kind == "markdown"), re.M)
+    prose = "\n".join(text for kind, text, _ in cells if kind == "markdown")
+    heading = re.search(r"^#+ +(.+)$", prose, re.MULTILINE)
     expected = content.get("metadata", {}).get("agentrl", {}).get("expected_s", {})
     return Notebook(path, heading[1].strip() if heading else path.stem, digest(cells), expected)
 
@@ -104,7 +105,9 @@ def tags(cell: dict) -> list[str]:
     return cell.get("metadata", {}).get("tags", [])
 
 
-def select(notebooks: list[Notebook], only: str | None, first: str | None, last: str | None) -> list[Notebook]:
+def select(
+    notebooks: list[Notebook], only: str | None, first: str | None, last: str | None
+) -> list[Notebook]:
     """The notebooks that --only, --from and --to leave. Raises Usage on an unknown one, or if none is left."""
 
     def find(selector: str) -> int:
@@ -139,7 +142,11 @@ def find_problem(executed: Path, kernel_died: bool) -> dict[str, Any] | None:
         ran = cell["execution_count"] and cell["metadata"].get("papermill", {}).get("status") == "completed"
         if kernel_died and not ran:
             break
-        last = {"cell": number, "source": source.splitlines()[:3], "why": ["the kernel died in this cell: killed, or out of memory"]}
+        last = {
+            "cell": number,
+            "source": source.splitlines()[:3],
+            "why": ["the kernel died here: killed, or out of memory"],
+        }
         if errors:
             trace = [x for t in errors[0]["traceback"] for x in ANSI.sub("", t).rstrip().splitlines()]
             return last | {"why": trace[-8:] or [f"{errors[0]['ename']}: {errors[0]['evalue']}"]}
@@ -284,7 +291,17 @@ def execute(
     running, failed, log = (target.with_suffix(s) for s in (".running.ipynb", ".failed.ipynb", ".log"))
     for old in (running, failed, target):
         old.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "papermill", str(notebook.path), str(running), "-k", "python3"]
+    command = [
+        sys.executable,
+        "-m",
+        "papermill",
+        str(notebook.path),
+        str(running),
+        "-k",
+        "python3",
+        "-l",
+        "python",
+    ]
     command += ["--log-output", "--no-progress-bar", "--cwd", str(notebook.path.parent)]
     # YAML's own writer, since YAML reads JSON's 1e-05 as text.
     command += ["-b", base64.b64encode(yaml.safe_dump(parameters).encode()).decode()]
@@ -331,7 +348,7 @@ def execute(
 
 
 def utc_now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def provenance() -> dict[str, Any]:
@@ -340,7 +357,9 @@ def provenance() -> dict[str, Any]:
 
     def git(*arguments: str) -> str | None:
         try:
-            done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True)
+            done = subprocess.run(
+                ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False
+            )
         except OSError:  # no git here
             return None
         return done.stdout.strip() if done.returncode == 0 else None
@@ -439,17 +458,22 @@ def read_settings(profile: str, assignments: list[str]) -> dict[str, Any]:
             if not equals:
                 raise ValueError(f"--set {assignment}: write KEY=VALUE")
             try:
-                overrides[resolve_key(key)] = json.loads(text)
+                value = json.loads(text)
             except json.JSONDecodeError:  # a bare word is text
-                overrides[resolve_key(key)] = text
+                value = text
+            if isinstance(value, list | dict):
+                raise ValueError(f"{key}: expected a single value, got {text}")
+            overrides[resolve_key(key)] = value
         loaded = load_profile(profile, **overrides)
-    except (ValueError, TypeError) as error:
+    except ValueError as error:
         raise Usage(str(error)) from None
     overrides.pop("seed", None)
     return {"profile": profile, "seed": loaded.seed, "overrides": overrides, "values": profile_values(loaded)}
 
 
-def show(args: argparse.Namespace, steps: list[Step], settings: dict, records: dict, console: Console) -> None:
+def show(
+    args: argparse.Namespace, steps: list[Step], settings: dict, records: dict, console: Console
+) -> None:
     """--list and --dry-run."""
     rows = []
     for step in (s for s in steps if s.chosen):
@@ -496,7 +520,8 @@ def run(steps: list[Step], settings: dict, manifest: dict, out: Path, again: str
 
             def tick(seconds, line, is_news, head=head, to_run=to_run):
                 total = left(to_run, seconds)
-                console.progress(f"{head} {clock(seconds)}{total and f' ({total} left in all)'}  {line}", is_news)
+                total = total and f" ({total} left in all)"
+                console.progress(f"{head} {clock(seconds)}{total}  {line}", is_news)
 
             total = left(to_run)
             console.say(f"{head} starts ({step.reason}){total and f'; {total} left in all'}")
@@ -507,24 +532,21 @@ def run(steps: list[Step], settings: dict, manifest: dict, out: Path, again: str
             if problem is None:
                 records[name] |= {"inputs": step.inputs, "fingerprint": digest(step.inputs)}
             write_manifest(out, manifest)
-            if stopped:
-                console.say(f"{head} interrupted after {clock(records[name]['wall_s'])}")
-            elif problem is None:
-                console.say(f"{head} done in {clock(records[name]['wall_s'])}")
+            console.say(f"{head} {records[name]['status']} after {clock(records[name]['wall_s'])}")
+            if problem is None:
                 continue
-            else:
-                tell_problem(head, problem, records[name], target, console)
-            console.say(f"to go on: {again if '--only' in again else f'{again} --from {step.notebook.number}'}")
+            if not stopped:
+                tell_problem(problem, records[name], target, console)
+            rest = "" if "--only" in again else f" --from {step.notebook.number}"
+            console.say(f"to go on: {again}{rest}")
             return 128 + stopped[0] if stopped else 1
     return 0
 
 
-def tell_problem(head: str, problem: dict, record: dict, target: Path, console: Console) -> None:
-    where = f" in cell {problem['cell']}:" if "cell" in problem else ":"
-    console.say(f"{head} failed after {clock(record['wall_s'])}{where}")
-    for line in problem.get("source", []):
-        console.say(f"    | {line}")
-    for line in problem["why"]:
+def tell_problem(problem: dict, record: dict, target: Path, console: Console) -> None:
+    if "cell" in problem:
+        console.say(f"  in cell {problem['cell']}:")
+    for line in [*(f"| {line}" for line in problem.get("source", [])), *problem["why"]]:
         console.say(f"    {line}")
     if Path(record["output"]).exists():
         console.say(f"executed so far: {record['output']}")

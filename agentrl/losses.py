@@ -72,8 +72,8 @@ def policy_loss(
 
     `mask_BxT` (boolean or numbers, nonzero = trained on) decides alone: values elsewhere may be infinite or
     NaN. No gradient flows into `old_logprobs_BxT`, `advantages_B` or `ref_logprobs_BxT`. Half precision is
-    computed in float32. Log-ratios above 20, d included, are held at 20 with no gradient. With nothing masked in the
-    loss is 0 and still has a gradient path.
+    computed in float32. Log-ratios above 20, d included, are held at 20 with no gradient. With nothing
+    masked in the loss is 0 and still has a gradient path.
 
     `stats` are floats over the units here, 0.0 where there are none:
         clip_fraction_high  share of units with A > 0 and ratio > 1 + clip_high
@@ -125,7 +125,8 @@ def token_entropy(logits_BxTxV: Tensor, mask_BxT: Tensor) -> Tensor:
     """
     if logits_BxTxV.dim() != 3 or logits_BxTxV.shape[:2] != mask_BxT.shape:
         raise ValueError(
-            f"logits B x T x V and mask B x T don't match: {tuple(logits_BxTxV.shape)}, {tuple(mask_BxT.shape)}"
+            "logits B x T x V and mask B x T don't match: "
+            f"{tuple(logits_BxTxV.shape)}, {tuple(mask_BxT.shape)}"
         )
     logits_MxV = logits_BxTxV[mask_BxT.bool()]  # M masked-in positions
     logprobs_MxV = torch.log_softmax(_at_least_float32(logits_MxV), dim=-1)
@@ -141,7 +142,8 @@ def _check_inputs(logprobs_BxT, old_logprobs_BxT, advantages_B, mask_BxT, recipe
     for name, values in beside.items():
         if values is not None and values.shape != logprobs_BxT.shape:
             raise ValueError(
-                f"{name} must have the shape of logprobs, {tuple(logprobs_BxT.shape)}, got {tuple(values.shape)}"
+                f"{name} must have the shape of logprobs, {tuple(logprobs_BxT.shape)}, "
+                f"got {tuple(values.shape)}"
             )
     if advantages_B.shape != logprobs_BxT.shape[:1]:
         raise ValueError(

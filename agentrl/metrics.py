@@ -64,7 +64,9 @@ def maj_at_k(answers_NxK, correct_NxK) -> float:
     return float(np.mean([_majority_score(*pair) for pair in zip(answers, correct_NxK)]))
 
 
-def bootstrap_ci(values_N, n_resamples: int = 10_000, level: float = 0.95, seed: int = 0) -> tuple[float, float]:
+def bootstrap_ci(
+    values_N, n_resamples: int = 10_000, level: float = 0.95, seed: int = 0
+) -> tuple[float, float]:
     """A confidence interval (low, high) for the mean of `values_N`, one value a problem, in their unit.
 
     The BCa bootstrap over problems (Efron 1987), with the normal quantile widened to
@@ -129,7 +131,8 @@ def _majority_score(answers: list, correct_K: np.ndarray) -> float:
     votes, scores = Counter(), Counter()
     for answer, correct in zip(answers, correct_K):
         answer = answer.strip() if isinstance(answer, str) else answer
-        if answer is None or answer == "" or answer != answer:
+        is_nan = isinstance(answer, float) and math.isnan(answer)
+        if answer is None or answer == "" or is_nan:
             continue
         votes[answer] += 1
         scores[answer] += correct
@@ -143,7 +146,9 @@ def _majority_score(answers: list, correct_K: np.ndarray) -> float:
 def _values(values_N, name: str) -> np.ndarray:
     values_N = np.asarray(values_N, dtype=float)
     if values_N.ndim != 1 or values_N.size < 2:
-        raise ValueError(f"{name} must hold one value a problem, of two problems or more; got shape {values_N.shape}")
+        raise ValueError(
+            f"{name} must hold one value a problem, of two problems or more; got shape {values_N.shape}"
+        )
     if not np.isfinite(values_N).all():
         raise ValueError(f"{name} must be finite numbers")
     return values_N
@@ -164,7 +169,9 @@ def _chunks(n_rows: int, row_length: int):
 
 def _resampled_means(values_N: np.ndarray, n_resamples: int, rng: np.random.Generator) -> np.ndarray:
     n = values_N.size
-    return np.concatenate([values_N[rng.integers(0, n, (rows, n))].mean(1) for rows in _chunks(n_resamples, n)])
+    return np.concatenate(
+        [values_N[rng.integers(0, n, (rows, n))].mean(1) for rows in _chunks(n_resamples, n)]
+    )
 
 
 def _bca_levels(values_N: np.ndarray, means_R: np.ndarray, level: float) -> list[float]:
@@ -184,7 +191,7 @@ def _bca_levels(values_N: np.ndarray, means_R: np.ndarray, level: float) -> list
 
 
 def _t_quantile(p: float, df: int) -> float:
-    """Student's t quantile by its Cornish-Fisher series (Abramowitz & Stegun 26.7.5): 1% off at 3 degrees."""
+    """Student's t quantile by its Cornish-Fisher series (Abramowitz & Stegun 26.7.5): within 1% from df = 2 on."""
     z = _NORMAL.inv_cdf(p)
     series = (
         (z**3 + z) / 4,

@@ -127,6 +127,20 @@ def ensure(config: RunConfig, out: Path, keep_stale: bool = False, say: Callable
     return Run(config, folder)
 
 
+def siblings(config: RunConfig, out: Path) -> list[Run]:
+    """The finished runs under `out` that differ from `config` in the seed alone (inputs' seeds included),
+    itself among them, by seed. For reading: their configs name no inputs."""
+    found = []
+    for folder in sorted((Path(out) / "runs").glob(f"{config.kind}-{config.name}-*")):
+        if not (folder / "_SUCCESS").exists():
+            continue
+        known = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        if known["maker"] == config.maker and known["values"] == json.loads(json.dumps(config.values)):
+            kept = {k: known[k] for k in ("kind", "name", "maker", "seed", "values")}
+            found.append(Run(RunConfig(**kept), folder))
+    return sorted(found, key=lambda run: run.config.seed)
+
+
 def table(runs: list[Run], name: str):
     """One tidy frame of the runs' tables `name`, with columns `run`, `kind`, `name` and `seed` in front."""
     import pandas as pd
@@ -142,7 +156,8 @@ def table(runs: list[Run], name: str):
 
 
 def source_digests(maker: str) -> dict[str, str]:
-    """A digest of each package file that the maker's module imports, directly or through others."""
+    """A digest of each package file that the maker's module imports, directly or through others; of a
+    package that is a program by itself (it has a `__main__`), all files."""
     waiting, digests = [maker.split(":")[0]], {}
     while waiting:
         name = waiting.pop()
@@ -150,11 +165,16 @@ def source_digests(maker: str) -> dict[str, str]:
         if path is None or (key := path.relative_to(PACKAGE).as_posix()) in digests:
             continue
         digests[key] = _digest(path)
+        package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+        if path.name == "__init__.py" and (path.parent / "__main__.py").exists():
+            waiting += [f"{name}.{p.stem}" for p in path.parent.glob("*.py") if p != path]
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
                 waiting += [a.name for a in node.names]
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                waiting += [node.module, *(f"{node.module}.{a.name}" for a in node.names)]
+            elif isinstance(node, ast.ImportFrom):
+                parents = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+                module = ".".join([*parents, *([node.module] if node.module else [])])
+                waiting += [module, *(f"{module}.{a.name}" for a in node.names)]
     return dict(sorted(digests.items()))
 
 
@@ -162,7 +182,7 @@ def _module_file(name: str) -> Path | None:
     if name.split(".")[0] != PACKAGE.name:
         return None
     path = PACKAGE.joinpath(*name.split(".")[1:])
-    candidates = (path / "__init__.py", path.with_suffix(".py")) if path != PACKAGE else (path / "__init__.py",)
+    candidates = (path / "__init__.py", path.with_suffix(".py"))
     return next((p for p in candidates if p.is_file()), None)
 
 

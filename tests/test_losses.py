@@ -22,7 +22,12 @@ def logs(*ratios_BxT):
 def loss_of(logprobs, advantages, mask=None, recipe=TOKEN, **kwargs):
     mask = torch.ones_like(logprobs) if mask is None else torch.as_tensor(mask)
     return policy_loss(
-        logprobs, torch.zeros_like(logprobs), torch.tensor(advantages, dtype=logprobs.dtype), mask, recipe, **kwargs
+        logprobs,
+        torch.zeros_like(logprobs),
+        torch.tensor(advantages, dtype=logprobs.dtype),
+        mask,
+        recipe,
+        **kwargs,
     )
 
 
@@ -70,7 +75,9 @@ def test_advantages_by_hand():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("row", [[0.1 + 0.2, 0.3, 0.3], [-0.9, -1 + 0.1, -0.9], [0.0] * 3, [1e6 / 3, 1e6 / 3, 1e6 / 3]])
+@pytest.mark.parametrize(
+    "row", [[0.1 + 0.2, 0.3, 0.3], [-0.9, -1 + 0.1, -0.9], [0.0] * 3, [1e6 / 3, 1e6 / 3, 1e6 / 3]]
+)
 def test_a_group_without_spread_gives_exactly_zero(row, dtype):
     assert group_advantages(torch.tensor([row], dtype=dtype)).tolist() == [[0.0] * 3]
 
@@ -94,7 +101,9 @@ def test_lost_samples_are_left_out():
 
 
 def test_advantages_of_integers_and_bad_input():
-    assert torch.allclose(group_advantages(torch.tensor([[1, 0]])), torch.tensor([[0.7071, -0.7071]]), atol=1e-4)
+    assert torch.allclose(
+        group_advantages(torch.tensor([[1, 0]])), torch.tensor([[0.7071, -0.7071]]), atol=1e-4
+    )
     with pytest.raises(ValueError, match="N x G"):
         group_advantages(torch.tensor([1.0, 0.0]))
     with pytest.raises(ValueError, match="finite"):
@@ -141,13 +150,13 @@ def test_aggregations_weigh_long_responses_differently():
 
 def test_clip_fractions_count_only_where_the_clip_binds():
     # Beyond a bound on the side that the minimum ignores: nothing is clipped.
-    loss, stats = loss_of(logs([0.5, 1.5]), [1.0])
+    _, stats = loss_of(logs([0.5, 1.5]), [1.0])
     assert (stats["clip_fraction_low"], stats["clip_fraction_high"]) == (0.0, 0.5)
-    loss, stats = loss_of(logs([0.5, 1.5]), [-1.0])
+    _, stats = loss_of(logs([0.5, 1.5]), [-1.0])
     assert (stats["clip_fraction_low"], stats["clip_fraction_high"]) == (0.5, 0.0)
-    loss, stats = loss_of(logs([0.5, 1.5]), [0.0])
+    _, stats = loss_of(logs([0.5, 1.5]), [0.0])
     assert (stats["clip_fraction_low"], stats["clip_fraction_high"]) == (0.0, 0.0)
-    loss, stats = loss_of(logs([0.81, 1.27]), [1.0])
+    _, stats = loss_of(logs([0.81, 1.27]), [1.0])
     assert (stats["clip_fraction_low"], stats["clip_fraction_high"]) == (0.0, 0.0)
 
 
@@ -165,7 +174,9 @@ def test_dual_clip_bounds_negative_advantages_alone():
 def test_kl_is_k3_against_the_reference():
     recipe = dataclasses.replace(TOKEN, kl_beta=0.5)
     logprobs = torch.zeros(1, 2, dtype=torch.float64)
-    loss, stats = loss_of(logprobs, [1.0], recipe=recipe, ref_logprobs_BxT=torch.tensor([[math.log(2.0), 0.0]]))
+    loss, stats = loss_of(
+        logprobs, [1.0], recipe=recipe, ref_logprobs_BxT=torch.tensor([[math.log(2.0), 0.0]])
+    )
     kl = (2 - math.log(2) - 1) / 2
     assert stats["kl_ref"] == pytest.approx(kl, abs=1e-6)
     assert loss.item() == pytest.approx(-1 + 0.5 * kl, abs=1e-6)
@@ -188,13 +199,17 @@ def test_a_reference_without_a_penalty_is_only_reported():
 
 
 @pytest.mark.parametrize("recipe", [*RECIPES.values(), TOKEN, SEQUENCE], ids=lambda r: r.name)
-@pytest.mark.parametrize("changes", [{}, {"kl_beta": 0.3, "dual_clip": 1.5}, {"clip_low": 0.0, "clip_high": 0.0}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"kl_beta": 0.3, "dual_clip": 1.5}, {"clip_low": 0.0, "clip_high": 0.0}]
+)
 def test_parity_with_a_plain_loop(recipe, changes):
     recipe = dataclasses.replace(recipe, **changes)
     for seed in range(5):
         logprobs, old, advantages, mask, ref = random_batch(seed=seed)
         loss, _ = policy_loss(logprobs, old, advantages, mask, recipe, ref)
-        assert loss.item() == pytest.approx(loop_loss(logprobs, old, advantages, mask, recipe, ref), abs=1e-12)
+        assert loss.item() == pytest.approx(
+            loop_loss(logprobs, old, advantages, mask, recipe, ref), abs=1e-12
+        )
 
 
 # Denominators
@@ -207,7 +222,9 @@ def test_micro_batches_add_up_by_tokens_not_by_batches():
     assert a.item() + b.item() == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize("recipe", [TOKEN, SEQUENCE, RECIPES["GRPO-T"], RECIPES["GRPO-SCR"]], ids=lambda r: r.name)
+@pytest.mark.parametrize(
+    "recipe", [TOKEN, SEQUENCE, RECIPES["GRPO-T"], RECIPES["GRPO-SCR"]], ids=lambda r: r.name
+)
 @pytest.mark.parametrize("cuts", [[6], [1, 5], [2, 2, 2], [1] * 6, [5, 1]])
 def test_any_split_gives_the_same_loss_and_gradient(recipe, cuts):
     logprobs, old, advantages, mask, ref = random_batch()

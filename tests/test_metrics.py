@@ -195,7 +195,7 @@ def test_random_flips_agree_with_the_exact_test():
 
 def test_p_never_reaches_zero_and_direction_is_a_minus_b():
     a, b = np.full(100, 1.0) + np.arange(100) / 1000, np.zeros(100)
-    difference, low, high, p = paired_difference(a, b, n_resamples=999)
+    difference, low, _, p = paired_difference(a, b, n_resamples=999)
     assert p == 1 / 1000 and low > 1 and difference == pytest.approx(1.0495)
     assert paired_difference(b, a, n_resamples=999)[0] == pytest.approx(-1.0495)
 
@@ -203,7 +203,7 @@ def test_p_never_reaches_zero_and_direction_is_a_minus_b():
 def test_pairing_narrows_the_interval():
     rng = np.random.default_rng(6)
     hardness = rng.random(60)
-    difference, low, high, p = paired_difference(hardness + 0.05 + 0.01 * rng.random(60), hardness)
+    _, low, high, p = paired_difference(hardness + 0.05 + 0.01 * rng.random(60), hardness)
     assert 0.05 <= low < high <= 0.06 and p < 0.001
 
 

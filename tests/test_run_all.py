@@ -45,7 +45,9 @@ def folders(tmp_path, monkeypatch):
 
 def test_order_and_what_runs_again(folders, capsys, monkeypatch):
     notebooks, out = folders
-    note = "Path(out, 'parameters.json').write_text(__import__('json').dumps([profile, seed, overrides, out]))"
+    note = (
+        "Path(out, 'parameters.json').write_text(__import__('json').dumps([profile, seed, overrides, out]))"
+    )
     write(notebooks, "02_last", "None")
     write(notebooks, "00_first", note)
     write(notebooks, "01_middle", "print('step 3/4 ... 2 s left')")
@@ -130,7 +132,7 @@ def test_order_and_what_runs_again(folders, capsys, monkeypatch):
         (["--set", "rl.steps=many"], "rl.steps: expected int, got 'many'"),
         (["--set", "rl.steps"], "write KEY=VALUE"),
         (["--set", "recipe=GRPO-X"], "known recipes: GRPO-T"),
-        (["--set", "recipe=[1]"], "recipe"),
+        (["--set", "recipe=[1]"], "expected a single value"),
         (["--profile", "huge"], "known profiles: smoke"),
         (["--only", "00,07"], "no notebook '07'; there are: 00_a, 01_b"),
         (["--from", "01", "--to", "00"], "leave no notebook"),
@@ -172,7 +174,7 @@ def test_notebooks_and_folders_that_cannot_be_used(folders, capsys):
     ("cell", "message"),
     [
         ("x = 1\nassert x == 2, 'one is not two'", "AssertionError: one is not two"),
-        ("import os\nos.kill(os.getpid(), 9)", "the kernel died in this cell"),
+        ("import os\nos.kill(os.getpid(), 9)", "the kernel died here"),
         ("import sys\nsys.exit(0)", "SystemExit: 0"),
     ],
     ids=["error", "killed", "exit-0"],

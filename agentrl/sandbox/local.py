@@ -62,6 +62,7 @@ class Sandbox:
         n_workers = _count("workers", os.cpu_count() or 1 if workers is None else workers, 1)
         self.max_output_chars = _count("max_output_chars", max_output_chars, 0)
         self.level = "L0"
+        self.workers = n_workers
         if level is None:
             print(
                 "agentrl.sandbox: isolation level L0 (resource limits only; programs can reach "

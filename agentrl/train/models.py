@@ -51,7 +51,9 @@ def save(model, tokenizer, folder: Path) -> None:
 def prepare(seed: int, threads: int) -> None:
     """Seed every generator and fix the number of threads: the same seed gives the same numbers."""
     import torch
-    from transformers import set_seed
+    import transformers
 
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     torch.set_num_threads(threads)
-    set_seed(seed)
+    transformers.set_seed(seed)

@@ -13,6 +13,7 @@ import dataclasses
 import hashlib
 import tempfile
 import time
+import warnings
 from pathlib import Path
 
 import torch
@@ -39,6 +40,7 @@ class AgenticGRPOTrainer(GRPOTrainer):
         self.rows: list[dict] = []  # one metrics row a step
         self._parts: list[dict] = []  # loss statistics of the step's forward passes
         self._optimiser_logs: list[dict] = []
+        warnings.filterwarnings("ignore", message="You are using 'rollout_func'")
         super().__init__(
             model=model,
             reward_funcs=_reward_of_rollout,

@@ -138,7 +138,8 @@ def train(config: BaseConfig, tok, progress=print):
 
     torch.set_num_threads(1)  # the sum order of two threads would change the weights from machine to machine
     model = new_model(config, len(tok))
-    model.config.eos_token_id, model.config.pad_token_id = tok.eos_token_id, tok.pad_token_id
+    for settings in (model.config, model.generation_config):
+        settings.eos_token_id, settings.pad_token_id = tok.eos_token_id, tok.pad_token_id
     named = list(model.named_parameters())
     matrices = [p for n, p in named if p.ndim == 2 and "embed" not in n]
     others = [p for n, p in named if p.ndim != 2 or "embed" in n]

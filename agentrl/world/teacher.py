@@ -25,9 +25,9 @@ _ERROR = re.compile(r"Error|stopped:|refused:")
 class Habits:
     """Probabilities of the first decision (the rest answers without the tool) and of those after an error."""
 
-    right: float = 0.35
-    wrong: float = 0.3
-    failing: float = 0.25
+    right: float = 0.3
+    wrong: float = 0.35
+    failing: float = 0.2
     mend: float = 0.5
     fail_again: float = 0.15
 
