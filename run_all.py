@@ -71,7 +71,7 @@ class Notebook:
 
     @property
     def number(self) -> str:
-        return self.name.split("_")[0]
+        return self.name[:2]
 
 
 def read_notebooks(folder: Path) -> list[Notebook]:
@@ -108,7 +108,7 @@ def tags(cell: dict) -> list[str]:
 def select(
     notebooks: list[Notebook], only: str | None, first: str | None, last: str | None
 ) -> list[Notebook]:
-    """The notebooks that --only, --from and --to leave. Raises Usage on an unknown one, or if none is left."""
+    """The notebooks that --only, --from and --to leave. Raises Usage on an unknown one, or if none is."""
 
     def find(selector: str) -> int:
         text = selector.strip().removesuffix(".ipynb")
@@ -129,8 +129,8 @@ def select(
 def find_problem(executed: Path, kernel_died: bool) -> dict[str, Any] | None:
     """Why an executed notebook doesn't count as done, with the cell where it ended; None where it does.
 
-    A cell that calls sys.exit(0) leaves papermill's exit code at 0, and a killed kernel leaves cells that never
-    ran marked "completed": so every code cell has to show that it ran.
+    A cell that calls sys.exit(0) leaves papermill's exit code at 0, and a killed kernel leaves cells that
+    never ran marked "completed": so every code cell has to show that it ran.
     """
     number, last = 0, None  # the number is the source's: papermill's own cells don't count
     for cell in json.loads(executed.read_text(encoding="utf-8"))["cells"]:
@@ -138,21 +138,19 @@ def find_problem(executed: Path, kernel_died: bool) -> dict[str, Any] | None:
         source = "".join(cell["source"]).strip()
         if cell["cell_type"] != "code" or not source:
             continue
-        errors = [o for o in cell["outputs"] if o["output_type"] == "error"]
-        ran = cell["execution_count"] and cell["metadata"].get("papermill", {}).get("status") == "completed"
-        if kernel_died and not ran:
+        state = cell["metadata"].get("papermill", {})
+        if kernel_died and not state.get("start_time"):
             break
-        last = {
-            "cell": number,
-            "source": source.splitlines()[:3],
-            "why": ["the kernel died here: killed, or out of memory"],
-        }
+        last = {"cell": number, "source": source.splitlines()[:3]}
+        errors = [o for o in cell["outputs"] if o["output_type"] == "error"]
         if errors:
             trace = [x for t in errors[0]["traceback"] for x in ANSI.sub("", t).rstrip().splitlines()]
             return last | {"why": trace[-8:] or [f"{errors[0]['ename']}: {errors[0]['evalue']}"]}
-        if not ran:
+        if not kernel_died and (cell["execution_count"] is None or state.get("status") != "completed"):
             return last | {"why": ["this cell did not run to its end"]}
-    return last if kernel_died else None
+    if kernel_died and last:
+        return last | {"why": ["the kernel died here: killed, or out of memory"]}
+    return None
 
 
 # ---- the plan ------------------------------------------------------------------------------------------
@@ -183,7 +181,7 @@ def package_digest() -> str:
 def make_plan(
     notebooks: list[Notebook], chosen: list[Notebook], parameters: dict, records: dict, out: Path, force: bool
 ) -> list[Step]:
-    """A step for every notebook. What it rests on includes the notebooks before it, as they will then stand."""
+    """A step for every notebook. What it rests on includes the notebooks before it, as they will be then."""
     steps, before, package = [], [], package_digest()
     for notebook in notebooks:
         record = records.get(notebook.name, {})
@@ -196,7 +194,7 @@ def make_plan(
             reason = "changed: " + ", ".join(k for k in inputs if inputs[k] != done.get(k))
         elif force and notebook in chosen:
             reason = "--force"
-        expected_s = record.get("wall_s") or notebook.expected_s.get(parameters["profile"])
+        expected_s = (done and record["wall_s"]) or notebook.expected_s.get(parameters["profile"])
         steps.append(Step(notebook, inputs, reason, notebook in chosen, expected_s))
         before.append(digest(inputs if notebook in chosen else done))
     return steps
@@ -226,7 +224,7 @@ class Console:
         print(("\r\x1b[K" if self.live else "") + text, file=self.stream, flush=True)
 
     def progress(self, text: str, is_news: bool) -> None:
-        """Show how far a notebook is; where the output is no terminal, news only, and every QUIET_S seconds."""
+        """Show how far a notebook is; where the output is no terminal, news only, every QUIET_S seconds."""
         text = text[: shutil.get_terminal_size().columns - 1] if self.live else text
         if self.live and text != self.last:
             print("\r\x1b[K" + text, end="", file=self.stream, flush=True)
@@ -247,19 +245,16 @@ class Family:
         import psutil
 
         if self.process.poll() is None:
-            try:
+            with contextlib.suppress(psutil.Error):
                 root = psutil.Process(self.process.pid)
                 self.seen |= {hash(p): p for p in (root, *root.children(recursive=True))}
-            except psutil.NoSuchProcess:
-                pass
         members, rss = [], 0
         for member in self.seen.values():
-            try:
+            with contextlib.suppress(psutil.Error):  # it ended meanwhile
                 if member.is_running() and member.status() != psutil.STATUS_ZOMBIE:
                     rss += member.memory_info().rss
                     members.append(member)
-            except psutil.NoSuchProcess:
-                pass
+        self.seen = {hash(p): p for p in members}
         self.peak_mb = max(self.peak_mb, rss / 2**20)
         return members
 
@@ -271,7 +266,7 @@ class Family:
             deadline, told = time.monotonic() + grace_s, set()
             while (members := self.alive()) and time.monotonic() < deadline:
                 for member in set(members) - told:
-                    with contextlib.suppress(psutil.NoSuchProcess):
+                    with contextlib.suppress(psutil.Error):
                         member.send_signal(signum)
                 told |= set(members)
                 time.sleep(0.1)
@@ -285,25 +280,14 @@ def execute(
     `tick(seconds, last progress line, is it new)` is called now and then; a signal number in `stopped` ends
     the run. `target` appears only after a success; else what there is lies beside it as NN_name.failed.ipynb.
     """
-    import yaml
+    import yaml  # its writer, since YAML reads JSON's 1e-05 as text
 
     target.parent.mkdir(parents=True, exist_ok=True)
     running, failed, log = (target.with_suffix(s) for s in (".running.ipynb", ".failed.ipynb", ".log"))
     for old in (running, failed, target):
         old.unlink(missing_ok=True)
-    command = [
-        sys.executable,
-        "-m",
-        "papermill",
-        str(notebook.path),
-        str(running),
-        "-k",
-        "python3",
-        "-l",
-        "python",
-    ]
-    command += ["--log-output", "--no-progress-bar", "--cwd", str(notebook.path.parent)]
-    # YAML's own writer, since YAML reads JSON's 1e-05 as text.
+    command = [sys.executable, *"-m papermill -k python3 -l python --log-output --no-progress-bar".split()]
+    command += ["--cwd", str(notebook.path.parent), str(notebook.path), str(running)]
     command += ["-b", base64.b64encode(yaml.safe_dump(parameters).encode()).decode()]
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     start, last, looked_s = time.monotonic(), "", 0.0
@@ -418,8 +402,8 @@ def locked(out: Path):
 def signals_noted():
     """A list that gets the number of the first signal that asks this process to end."""
     stopped: list[int] = []
-    asked = [s for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-             if s == signal.SIGINT or signal.getsignal(s) != signal.SIG_IGN]  # nohup ignores SIGHUP  # fmt: skip
+    asked = [signal.SIGINT]  # even where it is ignored, as in a shell's background jobs
+    asked += [s for s in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) != signal.SIG_IGN]  # nohup
     before = {s: signal.signal(s, lambda number, _: stopped.append(number)) for s in asked}
     try:
         yield stopped
@@ -479,13 +463,14 @@ def show(
     for step in (s for s in steps if s.chosen):
         name, record = step.notebook.name, records.get(step.notebook.name, {})
         status = "done" if step.reason is None else "stale" if record.get("inputs") else "never"
+        wall_s = record["wall_s"] if record.get("inputs") else None
         row = {"name": name, "title": step.notebook.title, "status": status, "reason": step.reason}
-        rows.append(row | {"last_wall_s": record.get("wall_s")})
+        rows.append(row | {"last_wall_s": wall_s, "expected_s": step.expected_s})
         if args.list:
-            took = clock(record["wall_s"]) if record.get("wall_s") else "-"
-            console.say(f"{name:<20} {status:<6} {took:>7}  {step.notebook.title}")
+            took = "-" if wall_s is None else clock(wall_s)
+            console.say(f"{name:<24} {status:<6} {took:>7}  {step.notebook.title}")
         else:
-            console.say(f"{'run ' if step.reason else 'skip'}  {name:<20} {step.reason or 'unchanged'}")
+            console.say(f"{'run ' if step.reason else 'skip'}  {name:<24} {step.reason or 'unchanged'}")
     to_run = [s for s in steps if s.chosen and s.reason]
     if args.dry_run:
         console.say(f"time: {left(to_run) or ('unknown' if to_run else 'nothing to run')}")
@@ -578,6 +563,9 @@ def main(argv: list[str] | None = None, notebooks: Path = ROOT / "notebooks") ->
         return 2
     except KeyboardInterrupt:  # before or after the notebooks; while they run it is noted and dealt with
         return 130
+    except BrokenPipeError:  # the reader has gone, as with a pipe into head; a notebook was ended on the way
+        os.dup2(os.open(os.devnull, os.O_WRONLY), console.stream.fileno())
+        return 1
     if code == 0:
         tell_end(manifest, out, console)
     if args.json:

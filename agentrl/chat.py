@@ -7,6 +7,7 @@ drawn; `parse_tool_calls` reads the calls in a drawn text.
 from __future__ import annotations
 
 import json
+import re
 
 from agentrl.types import MalformedCall, ToolCall
 
@@ -25,7 +26,8 @@ TOOLS = (
     },
 )
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
-_DECODER = json.JSONDecoder(strict=False)  # a raw newline inside a string is common in model text
+_BLANK = re.compile(r"\s*")
+_JSON_PIECE = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]]|[\s:,.+0-9A-Za-z-]+', re.DOTALL)
 
 
 def parse_tool_calls(text: str) -> list[ToolCall | MalformedCall]:
@@ -46,26 +48,41 @@ def parse_tool_calls(text: str) -> list[ToolCall | MalformedCall]:
 
 def _read_call(text: str, body: int) -> tuple[ToolCall | MalformedCall, int]:
     """Read one call whose text starts at `body`; returns it and where to go on."""
-    at = body
-    while at < len(text) and text[at].isspace():
-        at += 1
-    if text.startswith(CLOSE, at):
-        return MalformedCall(text[body:at], "the tool call is empty"), at + len(CLOSE)
-    try:
-        value, end = _DECODER.raw_decode(text, at)
-    except (ValueError, RecursionError) as error:
-        close = text.find(CLOSE, body)
-        if close < 0:
-            return MalformedCall(text[body:], "the tool call is never closed"), len(text)
-        problem = f"the tool call is not valid JSON ({getattr(error, 'msg', 'nested too deeply')})"
-        return MalformedCall(text[body:close], problem), close + len(CLOSE)
-    close = text.find(CLOSE, end)
+    start = _BLANK.match(text, body).end()
+    end = _object_end(text, start)
+    close = text.find(CLOSE, body if end is None else end)
     if close < 0:
         return MalformedCall(text[body:], "the tool call is never closed"), len(text)
     raw, after = text[body:close], close + len(CLOSE)
+    if end is None:
+        problem = "is not a JSON object, or its braces and quotes do not match" if raw.strip() else "is empty"
+        return MalformedCall(raw, f"the tool call {problem}"), after
     if text[end:close].strip():
         return MalformedCall(raw, "there is more than one JSON object in the tool call"), after
+    try:
+        # A raw line break inside a string is common in model text, and harmless.
+        value = json.loads(text[start:end], strict=False)
+    except ValueError as error:
+        return MalformedCall(raw, f"the tool call is not valid JSON ({getattr(error, 'msg', 'a number is too long')})"), after
+    except RecursionError:
+        return MalformedCall(raw, "the tool call is nested too deeply"), after
     return _check_call(value, raw), after
+
+
+def _object_end(text: str, start: int) -> int | None:
+    """Where the JSON object that starts at `start` ends, or None. Strings are skipped whole, so tags in them
+    don't matter; outside strings a character that JSON never has there ends the search at once, so the search
+    can't run over call after call, and the time stays linear in the text."""
+    if not text.startswith("{", start):
+        return None
+    depth = at = 0
+    for token in iter(lambda: _JSON_PIECE.match(text, start + at), None):
+        piece = token.group()
+        depth += (piece in ("{", "[")) - (piece in ("}", "]"))
+        at = token.end() - start
+        if depth == 0:
+            return start + at
+    return None
 
 
 def _check_call(value, raw: str) -> ToolCall | MalformedCall:

@@ -41,8 +41,12 @@ def run(config, folder: Path, inputs) -> dict:
 
 
 def matrices(frame) -> tuple[np.ndarray, np.ndarray]:
-    """(correct_NxK, answers_NxK) of a frame of rollouts, problems sorted by id."""
-    frame = frame.sort_values(["task_id", "sample"])
+    """(correct_NxK, answers_NxK) of a frame of rollouts, problems sorted by id.
+
+    A problem with a sample that the machine lost is left out: it has no K samples to speak of.
+    """
+    lost = frame.loc[frame["stop_reason"] == "sandbox_lost", "task_id"]
+    frame = frame[~frame["task_id"].isin(lost)].sort_values(["task_id", "sample"])
     n = frame["task_id"].nunique()
     return (
         frame["correct"].to_numpy().reshape(n, -1),

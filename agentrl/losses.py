@@ -44,7 +44,7 @@ def group_advantages(rewards_NxG: Tensor) -> Tensor:
     std_Nx1 = (centred_NxG.square().sum(1, keepdim=True) / (n_kept_Nx1 - 1).clamp(min=1)).sqrt()
     # 0.1 + 0.2 and 0.3 are the same reward: without this, rounding would be blown up to advantages of +-1.
     size_Nx1 = rewards_NxG.abs().amax(1, keepdim=True) if rewards_NxG.shape[1] else mean_Nx1
-    flat_Nx1 = (std_Nx1 <= _SPREAD_TOLERANCE * size_Nx1) | (n_kept_Nx1 < 2)
+    flat_Nx1 = std_Nx1 <= _SPREAD_TOLERANCE * size_Nx1
     return (centred_NxG / (std_Nx1 + ADVANTAGE_EPS)).masked_fill(flat_Nx1, 0.0).to(dtype)
 
 
@@ -104,7 +104,6 @@ def policy_loss(
         unit_U = mask_BxT.any(1)
         log_ratio_U = _response_mean(log_ratio_BxT, mask_BxT)
         kl_U = None if kl_BxT is None else _response_mean(kl_BxT, mask_BxT)
-    advantages_U = advantages_U.masked_fill(~unit_U, 0.0)
     log_ratio_U = log_ratio_U.clamp(max=MAX_LOG_RATIO)
     ratio_U = log_ratio_U.exp()
 
@@ -210,4 +209,5 @@ def _stats(ratio_U, log_ratio_U, kl_U, advantages_U, unit_U, recipe: Recipe) -> 
         summed["kl_ref"] = kl_U
     sums = [values.double().masked_fill(~unit_U, 0.0).sum() for values in summed.values()]
     *sums, n_units = torch.stack([*sums, unit_U.sum().double()]).tolist()  # one transfer from the device
-    return {name: total / max(n_units, 1.0) for name, total in zip(summed, sums)} | {"n_units": n_units}
+    means = [total / max(n_units, 1.0) for total in sums]
+    return dict(zip(summed, means, strict=True)) | {"n_units": n_units}

@@ -61,7 +61,7 @@ def maj_at_k(answers_NxK, correct_NxK) -> float:
     answers = [list(row) for row in answers_NxK]
     if [len(row) for row in answers] != [correct_NxK.shape[1]] * correct_NxK.shape[0]:
         raise ValueError(f"answers must have the shape of correct, {correct_NxK.shape}")
-    return float(np.mean([_majority_score(*pair) for pair in zip(answers, correct_NxK)]))
+    return float(np.mean([_majority_score(*pair) for pair in zip(answers, correct_NxK, strict=True)]))
 
 
 def bootstrap_ci(
@@ -129,7 +129,7 @@ def _scores(correct_NxK) -> np.ndarray:
 
 def _majority_score(answers: list, correct_K: np.ndarray) -> float:
     votes, scores = Counter(), Counter()
-    for answer, correct in zip(answers, correct_K):
+    for answer, correct in zip(answers, correct_K, strict=True):
         answer = answer.strip() if isinstance(answer, str) else answer
         is_nan = isinstance(answer, float) and math.isnan(answer)
         if answer is None or answer == "" or is_nan:
@@ -191,7 +191,7 @@ def _bca_levels(values_N: np.ndarray, means_R: np.ndarray, level: float) -> list
 
 
 def _t_quantile(p: float, df: int) -> float:
-    """Student's t quantile by its Cornish-Fisher series (Abramowitz & Stegun 26.7.5): within 1% from df = 2 on."""
+    """Student's t quantile as a series (Abramowitz & Stegun 26.7.5): within 1% for df >= 2 at p = 0.975."""
     z = _NORMAL.inv_cdf(p)
     series = (
         (z**3 + z) / 4,

@@ -45,7 +45,7 @@ def _row(t: Trajectory, group: TrajectoryGroup, step: int, sample: int) -> dict:
         "sampled_tokens": t.n_sampled,
         "completion_tokens": len(t.completion_ids),
         "logprob_mean": sum(t.logprobs) / max(1, t.n_sampled),
-        "reward_parts": json.dumps(parts),
+        "reward_parts": json.dumps(t.reward.parts if t.reward else None),
         "messages": json.dumps(t.messages),
         "tool_calls": json.dumps([asdict(c) for c in t.tool_calls]),
         "tool_results": json.dumps([asdict(r) for r in t.tool_results]),
@@ -70,7 +70,7 @@ def trajectory(row) -> Trajectory:
         logprobs=tuple(float(x) for x in row["logprobs"]),
         tool_calls=tuple(calls),
         tool_results=tuple(ToolResult(**r) for r in json.loads(row["tool_results"])),
-        reward=Reward(float(row["reward"]), parts) if parts else None,
+        reward=None if parts is None else Reward(float(row["reward"]), parts),
         stop_reason=StopReason(row["stop_reason"]),
         token_texts=tuple(row["token_texts"]),
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import operator
 import re
+from collections import deque
 from fractions import Fraction
 
 from agentrl.chat import CLOSE, OPEN, parse_tool_calls
@@ -29,7 +30,7 @@ _FINAL_ANSWER = re.compile(r"final answer\*{0,2}[ \t]*:", re.IGNORECASE)
 
 _WRAPPER = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|boxed)\s*\{([^{}]*)\}")
 _DELIMITER_SIZE = re.compile(r"\\(?:left|right)(?![A-Za-z])")
-_SHORT_FRACTION = re.compile(r"\\frac([0-9])([0-9])(?![0-9])")
+_SHORT_FRACTION = re.compile(r"\\frac([0-9])([0-9])")
 _SPACE_AT_SYMBOL = re.compile(r"\s*([^\w\s])\s*")
 _LETTER_IN_PARENTHESES = re.compile(r"\(([A-Za-z])\)")
 # [0-9], not \d: other scripts' digits are text.
@@ -169,11 +170,14 @@ def _outside_calls(text: str) -> str:
     return "\n".join([*kept, text[at:]])
 
 
+def _last_match(pattern: re.Pattern, text: str) -> re.Match | None:
+    last = deque(pattern.finditer(text), maxlen=1)
+    return last[0] if last else None
+
+
 def _last_box(text: str) -> str | None:
     """What the last box to open holds, or None where there is none, or it is empty or never closed."""
-    opening = None
-    for opening in _BOX.finditer(text):
-        pass
+    opening = _last_match(_BOX, text)
     if opening is None:
         return None
     depth = 1
@@ -185,9 +189,7 @@ def _last_box(text: str) -> str | None:
 
 
 def _final_answer(text: str) -> str | None:
-    heading = None
-    for heading in _FINAL_ANSWER.finditer(text):
-        pass
+    heading = _last_match(_FINAL_ANSWER, text)
     if heading is None:
         return None
     line = text[heading.end() :].lstrip().partition("\n")[0].strip()

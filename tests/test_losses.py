@@ -33,7 +33,10 @@ def loss_of(logprobs, advantages, mask=None, recipe=TOKEN, **kwargs):
 
 def random_batch(B=6, T=7, seed=0, spread=0.5):
     g = torch.Generator().manual_seed(seed)
-    draw = lambda *shape: torch.randn(*shape, generator=g, dtype=torch.float64)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=g, dtype=torch.float64)
+
     old = -draw(B, T).abs()
     mask = torch.rand(B, T, generator=g) < 0.6
     mask[:, 0] = True
@@ -55,9 +58,11 @@ def loop_loss(logprobs, old, advantages, mask, recipe, ref):
         steps = [t for t in range(mask.shape[1]) if mask[i, t]]
         log_ratios = [float(logprobs[i, t] - old[i, t]) for t in steps]
         kls = [math.exp(d) - d - 1 for d in (float(ref[i, t] - logprobs[i, t]) for t in steps)]
-        per_token += [surrogate(math.exp(x), a) - recipe.kl_beta * kl for x, kl in zip(log_ratios, kls)]
-        mean = lambda xs: sum(xs) / len(xs)
-        per_response.append(surrogate(math.exp(mean(log_ratios)), a) - recipe.kl_beta * mean(kls))
+        per_token += [
+            surrogate(math.exp(x), a) - recipe.kl_beta * kl for x, kl in zip(log_ratios, kls, strict=True)
+        ]
+        log_ratio, kl = sum(log_ratios) / len(steps), sum(kls) / len(steps)
+        per_response.append(surrogate(math.exp(log_ratio), a) - recipe.kl_beta * kl)
     terms = per_token if recipe.aggregation == "token" else per_response
     return -sum(terms) / len(terms)
 
@@ -316,8 +321,9 @@ def test_a_clipped_unit_has_no_gradient():
 def test_gradient_by_finite_differences(recipe):
     recipe = dataclasses.replace(recipe, kl_beta=0.3, dual_clip=1.5)
     logprobs, old, advantages, mask, ref = random_batch(B=3, T=4)
-    f = lambda x: policy_loss(x, old, advantages, mask, recipe, ref)[0]
-    assert torch.autograd.gradcheck(f, logprobs.requires_grad_())
+    assert torch.autograd.gradcheck(
+        lambda x: policy_loss(x, old, advantages, mask, recipe, ref)[0], logprobs.requires_grad_()
+    )
 
 
 @pytest.mark.parametrize("recipe", [TOKEN, SEQUENCE, RECIPES["GRPO-T"]], ids=lambda r: r.name)
@@ -351,7 +357,10 @@ def test_half_precision_is_computed_in_float32():
 
 def test_bad_input_is_named():
     logprobs, old, advantages, mask, ref = random_batch()
-    call = lambda *args, recipe=TOKEN, **kwargs: policy_loss(*args, recipe, **kwargs)
+
+    def call(*args, recipe=TOKEN, **kwargs):
+        return policy_loss(*args, recipe, **kwargs)
+
     with pytest.raises(ValueError, match="ref_logprobs are needed"):
         call(logprobs, old, advantages, mask, recipe=RECIPES["GRPO-T"])
     for args, name in (

@@ -9,7 +9,15 @@ import time
 import numpy as np
 import pytest
 
-from agentrl.metrics import average_at_k, bootstrap_ci, holm, maj_at_k, paired_difference, pass_at_k
+from agentrl.metrics import (
+    _bca_levels,
+    average_at_k,
+    bootstrap_ci,
+    holm,
+    maj_at_k,
+    paired_difference,
+    pass_at_k,
+)
 
 NAN = float("nan")
 
@@ -127,6 +135,13 @@ def test_the_interval_leans_with_the_skew():
     low, high = bootstrap_ci(values)
     assert 0 <= low < 0.1 < high <= 1
     assert high - 0.1 > 0.1 - low
+
+
+def test_the_skew_correction_by_hand():
+    # Unbiased resampled means; skew 24 / (6 * 12^1.5) = 0.09623; reach sqrt(4 / 3) * t(3; 0.9) = 1.891.
+    # -1.891 / (1 + 0.182) = -1.600 and 1.891 / (1 - 0.182) = 2.312, as shares of the normal distribution.
+    levels = _bca_levels(np.array([0.0, 0.0, 0.0, 4.0]), np.array([0.5, 1.5]), 0.8)
+    assert levels == pytest.approx([0.0548, 0.9896], abs=2e-4)
 
 
 def test_intervals_are_deterministic_and_nested():

@@ -128,6 +128,7 @@ RIGHT = [
     (r"\text{C}", "C"),
     (r"\text{(C)}", "C"),
     (r"( \textbf{C} )", "C"),
+    (r"\text{\textbf{C}}", "C"),
     ("C.", "C"),
     ("y=2x+3", "y = 2x + 3"),
     (r"\left(1, 2\right)", "(1,2)"),

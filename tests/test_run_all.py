@@ -69,7 +69,7 @@ def test_order_and_what_runs_again(folders, capsys, monkeypatch):
 
     assert call("--dry-run") == 0 and not out.exists()
     text = capsys.readouterr().out
-    assert "run   00_first             never run" in text
+    assert "run   00_first                 never run" in text
     assert "sft.lr = 1e-05   <- set here; the profile has 0.001" in text
     assert "time: unknown" in text
 
