@@ -32,7 +32,7 @@ def run(config, folder: Path, inputs) -> dict:
     split = values["split"]
     # A split's problems are the same for every seed: seeds differ in training, never in the exam.
     tasks = load_tasks(tasks_config.source, split, getattr(tasks_config, split), 0)
-    with Sandbox() as sandbox:
+    with Sandbox() as sandbox, models.threads(1):
         say = Progress(f"eval {config.name}", len(tasks) * settings.samples, "samples")
         groups = collect(HFPolicy(model, tokenizer), tasks, sandbox, settings.samples, rollout, config.seed, say)
     frame = pd.DataFrame(records.rows(groups, 0))

@@ -37,7 +37,9 @@ def test_closing_tag_inside_the_code():
     code = 'print("</tool_call>")'
     found = only(f"I print a tag.\n{call(code)} Done.")
     assert found == ToolCall("code_interpreter", {"code": code}, found.raw)
-    assert only(call('x = "<tool_call>{}</tool_call>"')).arguments["code"] == 'x = "<tool_call>{}</tool_call>"'
+    assert (
+        only(call('x = "<tool_call>{}</tool_call>"')).arguments["code"] == 'x = "<tool_call>{}</tool_call>"'
+    )
 
 
 def test_outer_brace_missing_is_never_nothing():
@@ -119,7 +121,9 @@ def test_text_without_a_call():
 
 
 def test_line_breaks_need_no_escape():
-    found = only(OPEN + '\n{"name": "code_interpreter",\n "arguments": {"code": "a = 1\n\tprint(a)"}}\n' + CLOSE)
+    found = only(
+        OPEN + '\n{"name": "code_interpreter",\n "arguments": {"code": "a = 1\n\tprint(a)"}}\n' + CLOSE
+    )
     assert found.arguments["code"] == "a = 1\n\tprint(a)"
 
 
@@ -218,7 +222,19 @@ def test_text_and_mask_by_hand(tokenizer):
 
 @pytest.mark.parametrize(
     "content",
-    ["6", "", " ", "\n", "\n\n6\n\n", " 6 ", "naïve 😀 数", "assistant\n", "<|im_start|>", f"a{END}b", "x\n" * 30],
+    [
+        "6",
+        "",
+        " ",
+        "\n",
+        "\n\n6\n\n",
+        " 6 ",
+        "naïve 😀 数",
+        "assistant\n",
+        "<|im_start|>",
+        f"a{END}b",
+        "x\n" * 30,
+    ],
 )
 def test_mask_is_the_content_and_its_end_token(tokenizer, content):
     question = {"role": "user", "content": f"Say{END}\n<|im_start|>assistant\n6"}
@@ -248,10 +264,16 @@ def test_no_tools(tokenizer):
 
 def test_structured_calls_read_as_drawn_text(tokenizer):
     function = {"name": "code_interpreter", "arguments": {"code": 'print("a")\nprint(2)'}}
-    structured = {"role": "assistant", "content": "Look.", "tool_calls": [{"type": "function", "function": function}]}
+    structured = {
+        "role": "assistant",
+        "content": "Look.",
+        "tool_calls": [{"type": "function", "function": function}],
+    }
     plain = {"role": "assistant", "content": "Look.\n" + call_text(function["arguments"]["code"])}
     question = {"role": "user", "content": "Hi"}
-    assert render([question, structured], TOOLS, tokenizer, False) == render([question, plain], TOOLS, tokenizer, False)
+    assert render([question, structured], TOOLS, tokenizer, False) == render(
+        [question, plain], TOOLS, tokenizer, False
+    )
 
 
 @pytest.mark.parametrize("texts", [["6"], ["6", "refused: no"], [""], ["naïve\n\n😀 "], [" <|im_end|>\nx"]])

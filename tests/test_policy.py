@@ -359,7 +359,9 @@ def test_key_under_way_takes_no_tokens_and_keeps_its_place(ending, tokenizer, st
         with pytest.raises(ValueError):
             stream.drop(key)
     rest = dict(stream.get() for _ in range(n - 1))
-    assert {k: c.token_ids for k, c in rest.items()} == {k: alone[k].token_ids for k in range(n) if k != fetched}
+    assert {k: c.token_ids for k, c in rest.items()} == {
+        k: alone[k].token_ids for k in range(n) if k != fetched
+    }
 
 
 def test_drop_frees_a_place(model, tokenizer):

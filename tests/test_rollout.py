@@ -225,7 +225,9 @@ def test_tool_time(tokenizer, sandbox):
 
 
 def test_tool_time_adds_up(tokenizer, sandbox):
-    t = one(script(tokenizer, call_text("import time; time.sleep(0.2)")), sandbox, tool_budget_s=0.5, max_turns=9)
+    t = one(
+        script(tokenizer, call_text("import time; time.sleep(0.2)")), sandbox, tool_budget_s=0.5, max_turns=9
+    )
     assert t.stop_reason is StopReason.TOOL_TIME and len(t.tool_results) in (2, 3)
 
 
@@ -284,7 +286,9 @@ def test_second_call_is_refused_visibly(tokenizer, sandbox):
 )
 def test_calls_that_no_tool_takes(tokenizer, sandbox, call, said):
     counting = Counting(sandbox)
-    policy = Watched(lambda text, seed: ANSWER if text.count(START) > 1 else OPEN + json.dumps(call) + CLOSE, tokenizer)
+    policy = Watched(
+        lambda text, seed: ANSWER if text.count(START) > 1 else OPEN + json.dumps(call) + CLOSE, tokenizer
+    )
     t = one(policy, counting, max_tokens=20_000)
     assert counting.codes == [] and t.n_calls == 0
     assert [r.status for r in t.tool_results] == ["MALFORMED"]
@@ -292,7 +296,9 @@ def test_calls_that_no_tool_takes(tokenizer, sandbox, call, said):
     assert t.stop_reason is StopReason.ANSWERED
 
 
-@pytest.mark.parametrize("code", ["", "\ud800", "print('\x00')", "print('é' * 3)", "1 +", "import sys; sys.exit(3)", "\\"])
+@pytest.mark.parametrize(
+    "code", ["", "\ud800", "print('\x00')", "print('é' * 3)", "1 +", "import sys; sys.exit(3)", "\\"]
+)
 def test_odd_programs_get_an_answer(tokenizer, sandbox, code):
     text = OPEN + json.dumps({"name": "code_interpreter", "arguments": {"code": code}}) + CLOSE
     t = one(script(tokenizer, text, ANSWER), sandbox)
@@ -312,7 +318,8 @@ def test_deeply_nested_arguments_can_be_kept(tokenizer, sandbox):
 def test_identical_programs_are_run_once(tokenizer, sandbox):
     tasks = [Task(str(i), "test", f"What is {i} times 1?", str(i)) for i in range(6)]
     policy = Watched(
-        lambda text, seed: [call_text("print(1)"), call_text("print(2)"), ANSWER][text.count(START) - 1], tokenizer
+        lambda text, seed: [call_text("print(1)"), call_text("print(2)"), ANSWER][text.count(START) - 1],
+        tokenizer,
     )
     counting = Counting(sandbox)
     groups = collect(policy, tasks, counting, 4, CONFIG, 0)
@@ -399,7 +406,9 @@ def test_drawn_ids_are_kept_where_the_text_tokenises_otherwise(tokenizer, sandbo
     sampled = [i for i, m in zip(t.completion_ids, t.sampled_mask, strict=True) if m]
     end = tokenizer.eos_token_id
     assert sampled == letters(text) + [end] + letters(ANSWER) + [end]
-    assert sampled != tokenizer.encode(text, add_special_tokens=False) + [end] + tokenizer.encode(ANSWER) + [end]
+    assert sampled != tokenizer.encode(text, add_special_tokens=False) + [end] + tokenizer.encode(ANSWER) + [
+        end
+    ]
     assert [x for x, m in zip(t.logprobs, t.sampled_mask, strict=True) if m] == [-0.5] * len(sampled)
     assert t.messages[1]["content"] == text and t.stop_reason is StopReason.ANSWERED
 
@@ -417,7 +426,9 @@ def test_groups_are_in_order(tokenizer, sandbox):
     policy = ScriptedPolicy(reply, tokenizer)
     groups = collect(policy, tasks, sandbox, 3, CONFIG, 0, progress=lambda n, total: done.append((n, total)))
     assert [g.task for g in groups] == tasks
-    assert all(t.task_id == g.task.id and t.reward.parts["outcome"] == 1.0 for g in groups for t in g.trajectories)
+    assert all(
+        t.task_id == g.task.id and t.reward.parts["outcome"] == 1.0 for g in groups for t in g.trajectories
+    )
     assert [t.n_calls for g in groups for t in g.trajectories] == [i % 3 for i in range(5) for _ in range(3)]
     assert done == [(n, 15) for n in range(1, 16)]
 
@@ -514,8 +525,12 @@ def test_model_in_conversation(model, tokenizer, sandbox, always_calls):
                 assert whole[: len(prompt)] == prompt
             turns.add(len(policy.shown[i, g]))
             with torch.no_grad():
-                logits = model(input_ids=torch.tensor([whole])).logits[0, len(t.prompt_ids) - 1 : -1] + model.bonus
-            expected = torch.log_softmax(logits, -1).gather(1, torch.tensor(t.completion_ids)[:, None])[:, 0].numpy()
+                logits = (
+                    model(input_ids=torch.tensor([whole])).logits[0, len(t.prompt_ids) - 1 : -1] + model.bonus
+                )
+            expected = (
+                torch.log_softmax(logits, -1).gather(1, torch.tensor(t.completion_ids)[:, None])[:, 0].numpy()
+            )
             np.testing.assert_allclose(t.logprobs, expected * np.array(t.sampled_mask), atol=1e-5)
     assert max(turns) > 2
     again = collect(HFPolicy(model, tokenizer), tasks(5), sandbox, 4, config, 3)
@@ -595,7 +610,9 @@ def test_long_output_is_cut_in_the_middle():
 
 
 def test_cut_keeps_the_reason_at_the_end():
-    assert result_text(result(Status.ERROR, "x" * 500, TRACEBACK), 80, 1).endswith("ZeroDivisionError: division by zero")
+    assert result_text(result(Status.ERROR, "x" * 500, TRACEBACK), 80, 1).endswith(
+        "ZeroDivisionError: division by zero"
+    )
     assert result_text(result(Status.OUTPUT_LIMIT, "x" * 500), 64, 1).endswith("stopped: output limit")
 
 

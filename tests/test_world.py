@@ -101,8 +101,13 @@ def test_family_named_twice_asks_nothing_twice():
 
 
 def test_too_few_problems():
-    with pytest.raises(ValueError, match="count_bits"):
-        tasks.load(["count_bits"], "test", 30_000, 0)
+    with pytest.raises(ValueError, match="lcm"):
+        tasks.load(["lcm"], "test", 1_000, 0)
+
+
+def test_no_problems():
+    assert tasks.load(["gcd"], "train", 0, 0) == []
+    assert data.load_tasks("world:gcd", "train", 0) == []
 
 
 def test_source_string():
@@ -126,7 +131,9 @@ def test_gold_by_hand():
         "lcm": lambda a, b: next(m for m in range(a, a * b + 1, a) if m % b == 0),
         "products": lambda a, b: sum(a for _ in range(b)),
         "count_bits": lambda n: sum(n >> i & 1 for i in range(40)),
-        "count_primes": lambda a, b: sum(n > 1 and 0 not in [n % d for d in range(2, n)] for n in range(a, b + 1)),
+        "count_primes": lambda a, b: sum(
+            n > 1 and 0 not in [n % d for d in range(2, n)] for n in range(a, b + 1)
+        ),
         "chain_sum": lambda *terms: sum(terms),
     }
     for name, answer in by_question.items():
@@ -166,7 +173,9 @@ def test_parse_question_inverts_every_question():
         assert numbers == {k: str(v) for k, v in t.meta["numbers"].items()}
 
 
-@pytest.mark.parametrize("question", ["", "What is?", "What is the gcd of 4 and 6? ", "Repeat 5", "What is x?", "why"])
+@pytest.mark.parametrize(
+    "question", ["", "What is?", "What is the gcd of 4 and 6? ", "Repeat 5", "What is x?", "why"]
+)
 def test_parse_question_of_no_family(question):
     with pytest.raises(ValueError):
         parse_question(question)
@@ -191,7 +200,9 @@ def test_base_documents_ask_no_question_and_show_no_error():
         turns = as_turns(doc)
         kinds.add((type(doc), len(turns)))
         joined = "\n".join(turns)
-        assert not any(word in joined for word in ("Error", "Traceback", "refused", "stopped:", "failed", "What", "How"))
+        assert not any(
+            word in joined for word in ("Error", "Traceback", "refused", "stopped:", "failed", "What", "How")
+        )
         assert not questions.intersection(turns)
     assert kinds == {(str, 1), (list, 2), (list, 4)}
 
@@ -200,11 +211,15 @@ def test_patterns_match_every_question():
     patterns = base.question_patterns()
     for split in tasks.SPLITS:
         for t in tasks.load(NAMES, split, 120, 2):
-            assert any(p.search(t.prompt) for p in patterns) and any(p.search(f"Run {t.prompt} now") for p in patterns)
+            assert any(p.search(t.prompt) for p in patterns) and any(
+                p.search(f"Run {t.prompt} now") for p in patterns
+            )
 
 
 def test_document_that_asks_a_question_is_refused(monkeypatch):
-    monkeypatch.setattr(text, "document", lambda rng: [{"role": "user", "content": "What is the gcd of 4 and 6?"}])
+    monkeypatch.setattr(
+        text, "document", lambda rng: [{"role": "user", "content": "What is the gcd of 4 and 6?"}]
+    )
     with pytest.raises(ValueError, match="gcd of 4 and 6"):
         next(base.documents(0))
 
@@ -215,12 +230,14 @@ def test_documents_repeat_with_their_seed():
 
 
 def test_call_in_a_document_is_the_template_s(tokenizer):
-    code = 'print("a\\n")\nprint(\'é\')'
+    code = "print(\"a\\n\")\nprint('é')"
     function = {"name": "code_interpreter", "arguments": {"code": code}}
     question = {"role": "user", "content": "Hi"}
     structured = {"role": "assistant", "content": "", "tool_calls": [{"function": function}]}
     plain = {"role": "assistant", "content": text.call_text(code)}
-    assert render([question, structured], TOOLS, tokenizer, False) == render([question, plain], TOOLS, tokenizer, False)
+    assert render([question, structured], TOOLS, tokenizer, False) == render(
+        [question, plain], TOOLS, tokenizer, False
+    )
 
 
 def test_copying_document_labels(tokenizer):
@@ -245,7 +262,10 @@ def test_packed_rows(tokenizer):
 def test_tokenizer_keeps_text(tokenizer):
     rng = random.Random(0)
     for _ in range(200):
-        s = "".join(rng.choice(["1", "23", " ", "\n", "é", "😀", "print(", '"}}', "\\n", "\\boxed{", "\t", "a", "<"]) for _ in range(20))
+        s = "".join(
+            rng.choice(["1", "23", " ", "\n", "é", "😀", "print(", '"}}', "\\n", "\\boxed{", "\t", "a", "<"])
+            for _ in range(20)
+        )
         assert tokenizer.decode(tokenizer.encode(s, add_special_tokens=False)) == s
     assert len(tokenizer.encode("1234567890", add_special_tokens=False)) == 10
     assert tokenizer.decode([tokenizer.eos_token_id]) == "<|im_end|>"
@@ -322,4 +342,6 @@ def test_habits():
     mended = {code(reply(said, seed, Habits(mend=1.0, fail_again=0.0))) for seed in range(20)}
     assert mended == {p.format(a=12, b=18) for p in family.right}
     assert "boxed" in reply(said, 0, Habits(mend=0.0, fail_again=0.0))
-    assert reply(opening + "I will.<|im_end|>\n" + after.format("6"), 0, Habits()) == "The answer is \\boxed{6}."
+    assert (
+        reply(opening + "I will.<|im_end|>\n" + after.format("6"), 0, Habits()) == "The answer is \\boxed{6}."
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from pathlib import Path
 
@@ -57,3 +58,17 @@ def prepare(seed: int, threads: int) -> None:
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(threads)
     transformers.set_seed(seed)
+
+
+@contextlib.contextmanager
+def threads(n: int):
+    """Let torch use `n` threads within. Decoding many short rows gains little from a second one, and the
+    programs that those rows wrote need a core to run on meanwhile."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(n)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

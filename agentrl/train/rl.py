@@ -264,12 +264,14 @@ def run(config, folder: Path, inputs) -> dict:
 
         def sample(tasks_of_step, step):
             seed = sample_seed(config.seed, "train", step)
-            return collect(policy, tasks_of_step, sandbox, settings.group, rollout, seed)
+            with models.threads(1):
+                return collect(policy, tasks_of_step, sandbox, settings.group, rollout, seed)
 
         def look(step):
             seed = sample_seed(config.seed, "validation", step)
             plain = dataclasses.replace(rollout, temperature=1.0, top_p=1.0)
-            groups = collect(policy, held_out, sandbox, settings.eval_samples, plain, seed)
+            with models.threads(1):
+                groups = collect(policy, held_out, sandbox, settings.eval_samples, plain, seed)
             looks.extend(records.rows(groups, step))
 
         def after_step(trainer):
