@@ -42,12 +42,37 @@ def new(rows: int = 1, columns: int = 1, width: float = 3.2, height: float = 2.4
 def curve(ax, frame, x: str, y: str, ylabel: str, colour: str, xlabel: str = "RL step", label: str | None = None):
     """A line of `y` over `x`; a band between `<y>_low` and `<y>_high` where the frame has them."""
     frame = frame.sort_values(x)
-    ax.plot(frame[x], frame[y], color=colour, lw=1.6, label=label)
+    ax.plot(frame[x], frame[y], color=colour, lw=1.4, label=label)
     if f"{y}_low" in frame:
         ax.fill_between(frame[x], frame[f"{y}_low"], frame[f"{y}_high"], color=colour, alpha=0.2, lw=0)
     ax.set_xlabel(xlabel)
     ax.set_ylabel(ylabel)
     return ax
+
+
+PANELS = (
+    ("accuracy", "validation accuracy"),
+    ("reward", "training reward"),
+    ("entropy", "entropy (nats a token)"),
+    ("calls", "programs run a sample"),
+    ("call_success", "share of programs that ran clean"),
+    ("sampled_tokens", "tokens drawn a sample"),
+)
+
+
+def training(runs: list[tuple]):
+    """Six panels over RL steps from (metrics, validation curve) pairs, a line a run; returns the figure.
+
+    Accuracy is the validation curve's, with its interval; the rest is measured on the training rollouts.
+    """
+    figure, axes = new(2, 3)
+    for metrics, validation in runs:
+        for ax, (column, label) in zip(axes.flat, PANELS, strict=True):
+            frame = validation if column == "accuracy" else metrics
+            curve(ax, frame, "step", column, label, COLOURS["rl"])
+            if column in ("accuracy", "call_success"):
+                ax.set_ylim(0, 1)
+    return figure
 
 
 def bars(ax, frame, group: str, hue: str, value: str, ylabel: str):

@@ -151,8 +151,8 @@ def test_names_are_no_keys(key):
         ("rl.steps", "7"), ("rl.steps", 7.0), ("rl.steps", True), ("rl.steps", None), ("rl.steps", [7]),
         ("rl.lr", "1e-3"), ("rl.lr", True), ("rl.lr", None), ("base", 3), ("base", None), ("overlong", 1),
         ("overlong", "yes"), ("count_tool_tokens", 0), ("aggregation", "word"), ("aggregation", None),
-        ("variant", "Paper"), ("variant", ["paper"]), ("dual_clip", "off"), ("dual_clip", False), ("seed", 1.5),
-        ("tasks.source", ["world:gcd"]),
+        ("variant", "Paper"), ("variant", ["paper"]), ("dual_clip", "off"), ("dual_clip", False),
+        ("seed", 1.5), ("tasks.source", ["world:gcd"]),
     ],
 )  # fmt: skip
 def test_wrong_type_names_the_key(key, value):
@@ -163,8 +163,9 @@ def test_wrong_type_names_the_key(key, value):
 @pytest.mark.parametrize(
     "key, value",
     [
-        ("rl.steps", 0), ("rl.steps", -1), ("rl.lr", 0.0), ("rl.lr", -1e-3), ("rl.lr", math.nan), ("rl.lr", math.inf),
-        ("group", 1), ("group", 0), ("rollout.top_p", 1.5), ("eval.top_p", 0.0), ("rollout.temperature", -0.1),
+        ("rl.steps", 0), ("rl.steps", -1), ("rl.lr", 0.0), ("rl.lr", -1e-3), ("rl.lr", math.nan),
+        ("rl.lr", math.inf), ("group", 1), ("group", 0), ("rollout.top_p", 1.5), ("eval.top_p", 0.0),
+        ("rollout.temperature", -0.1),
         ("clip_high", -0.1), ("dual_clip", 0.0), ("dual_clip", -3), ("max_tokens", 0), ("eval_tasks", 10_000),
         ("rl.updates", 3), ("seed", -1), ("tool_timeout_s", math.inf), ("threads", 0),
     ],

@@ -576,7 +576,9 @@ def result(status=Status.OK, stdout="", stderr=""):
     return RunResult(status, stdout, stderr, 0, 0.1, 0.1, 1.0, False, "L0")
 
 
-TRACEBACK = 'Traceback (most recent call last):\n  File "<program>", line 1, in <module>\nZeroDivisionError: division by zero\n'
+FRAME = '  File "<program>", line 1, in <module>'
+ERROR = "ZeroDivisionError: division by zero"
+TRACEBACK = f"Traceback (most recent call last):\n{FRAME}\n{ERROR}\n"
 
 
 @pytest.mark.parametrize(
@@ -586,10 +588,10 @@ TRACEBACK = 'Traceback (most recent call last):\n  File "<program>", line 1, in 
         (result(stdout="1\n2\n"), 1, "1\n2"),
         (result(), 1, "(no output)"),
         (result(stdout=" \n"), 1, "(no output)"),
-        (result(Status.ERROR, "", TRACEBACK), 1, "ZeroDivisionError: division by zero"),
-        (result(Status.ERROR, "5\n", TRACEBACK), 1, "5\nZeroDivisionError: division by zero"),
+        (result(Status.ERROR, "", TRACEBACK), 1, ERROR),
+        (result(Status.ERROR, "5\n", TRACEBACK), 1, "5\n" + ERROR),
         (result(Status.ERROR, "", TRACEBACK), 0, TRACEBACK.strip()),
-        (result(Status.ERROR, "", TRACEBACK), 2, '  File "<program>", line 1, in <module>\nZeroDivisionError: division by zero'),
+        (result(Status.ERROR, "", TRACEBACK), 2, FRAME + "\n" + ERROR),
         (result(Status.TIMEOUT), 1, "stopped: time limit"),
         (result(Status.CPU_LIMIT, "1"), 1, "1\nstopped: time limit"),
         (result(Status.OOM), 1, "stopped: memory limit"),

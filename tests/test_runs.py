@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pandas as pd
@@ -177,8 +176,9 @@ def test_input_made_again_makes_it_again(tmp_path, said):
 def test_source_digests_follow_imports():
     found = source_digests("agentrl.train.rl:run")
     assert {
-        "train/rl.py", "train/sft.py", "losses.py", "rollout.py", "chat.py", "rewards.py", "types.py", "settings.py", "policy/hf.py",
-        "policy/base.py", "data.py", "records.py", "world/tasks.py", "world/families.py", "sandbox/local.py", "sandbox/zygote/program.py",
+        "train/rl.py", "train/sft.py", "losses.py", "rollout.py", "chat.py", "rewards.py", "types.py", "records.py",
+        "settings.py", "policy/hf.py", "policy/base.py", "data.py", "world/tasks.py", "world/families.py",
+        "sandbox/local.py", "sandbox/zygote/program.py",
     } <= found.keys()  # fmt: skip
     assert not {"show.py", "figures.py", "evaluate.py", "study/__init__.py", "config.py"} & found.keys()
     assert {len(d) for d in found.values()} == {64}
@@ -264,7 +264,8 @@ def make(config, folder, inputs):
 if __name__ == "__main__":
     log, out = sys.argv[1:]
     print("asking", flush=True)
-    ensure(RunConfig("test", "shared", "shared_maker:make", 0, {"log": log}), Path(out), say=lambda s: print(s, flush=True))
+    config = RunConfig("test", "shared", "shared_maker:make", 0, {"log": log})
+    ensure(config, Path(out), say=lambda line: print(line, flush=True))
     print("done", flush=True)
 """
 

@@ -11,7 +11,7 @@ import pandas as pd
 from agentrl import metrics
 from agentrl.evaluate import matrices, scores
 from agentrl.records import summary
-from agentrl.runs import Run
+from agentrl.runs import Run, RunConfig, siblings
 
 METRICS = {"average": "average@{k}", "pass": "pass@{k}", "maj": "maj@{k}"}
 
@@ -40,6 +40,35 @@ def validation_curve(frame: pd.DataFrame) -> pd.DataFrame:
         low, high = metrics.bootstrap_ci(matrices(part)[0].mean(1))
         rows.append({"step": step} | summary(part) | {"accuracy_low": low, "accuracy_high": high})
     return pd.DataFrame(rows)
+
+
+def training_data(runs: list[Run]) -> pd.DataFrame:
+    """The data behind the training figure: every run's metrics beside its validation curve, with its seed."""
+    frames = []
+    for run in runs:
+        curve = validation_curve(run.frame("validation"))
+        frame = run.frame("metrics").merge(curve, on="step", how="outer", suffixes=("", "_validation"))
+        frames.append(frame.assign(seed=run.config.seed))
+    return pd.concat(frames, ignore_index=True)
+
+
+def standing(configs: dict[str, RunConfig], out: Path) -> dict[str, list[Run]]:
+    """Every seed's finished run of each config. Raises FileNotFoundError naming those that have none."""
+    found = {name: siblings(config, out) for name, config in configs.items()}
+    if missing := [name for name, runs in found.items() if not runs]:
+        raise FileNotFoundError(
+            f"no finished run of {', '.join(missing)} under {out}: run the notebooks that make it first "
+            "(`python run_all.py` runs all)"
+        )
+    return found
+
+
+def outcomes(frame: pd.DataFrame) -> pd.DataFrame:
+    """Shares of right, right after a failed program, and wrong trajectories, by task family."""
+    clean = frame["failed_calls"] == 0
+    outcome = np.select([frame["correct"] & clean, frame["correct"]], ["right", "right, after an error"], "wrong")
+    shares = frame.assign(outcome=outcome).groupby("source")["outcome"].value_counts(normalize=True)
+    return shares.rename("share").reset_index().sort_values(["source", "outcome"])
 
 
 def benchmark(models: dict[str, Run]) -> pd.DataFrame:
