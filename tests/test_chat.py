@@ -154,9 +154,9 @@ def test_problem_says_what_is_wrong(body, said, unsaid):
 
 def test_no_text_raises_and_no_call_is_dropped():
     pieces = [
-        OPEN, CLOSE, "{", "}", "[", "]", '"', "\\", '\\"', ":", ",", " ", "\n", "1", "-", "1e999", "NaN", "null",
-        '"name"', '"arguments"', '"code_interpreter"', '{"code": "print(1)"}', '{"name": "code_interpreter", ',
-        "<tool_call", "tool_call>", "\\ud800", "\\u", "\ud800", "\x00", "é", "😀", "1" * 5_000,
+        OPEN, CLOSE, "{", "}", "[", "]", '"', "\\", '\\"', ":", ",", " ", "\n", "1", "-", "1e999", "NaN",
+        "null", '"name"', '"arguments"', '"code_interpreter"', '{"code": "print(1)"}',
+        '{"name": "code_interpreter", ', "<tool_call", "tool_call>", "\\ud800", "\\u", "\ud800", "\x00", "é", "😀", "1" * 5_000,
         '{"name": "code_interpreter", "arguments": {"code": "print(1)"}}', call("print(2)"),
     ]  # fmt: skip
     rng = random.Random(0)
@@ -179,7 +179,8 @@ def test_no_text_raises_and_no_call_is_dropped():
     "unit",
     [
         OPEN, OPEN + "{", OPEN + "{" + CLOSE, OPEN + '"' + CLOSE, OPEN + '["' + CLOSE + '",',
-        OPEN + " " + CLOSE, OPEN + "{}" + CLOSE, OPEN + '{"a":', OPEN + '{"a": "' + CLOSE, "{", '{"a":', "[", '"', "\\", " ", "1",
+        OPEN + " " + CLOSE, OPEN + "{}" + CLOSE,
+        OPEN + '{"a":', OPEN + '{"a": "' + CLOSE, "{", '{"a":', "[", '"', "\\", " ", "1",
     ],
 )  # fmt: skip
 def test_time_grows_with_length(unit):

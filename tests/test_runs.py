@@ -176,8 +176,9 @@ def test_input_made_again_makes_it_again(tmp_path, said):
 def test_source_digests_follow_imports():
     found = source_digests("agentrl.train.rl:run")
     assert {
-        "train/rl.py", "train/sft.py", "losses.py", "rollout.py", "chat.py", "rewards.py", "types.py", "records.py",
-        "settings.py", "policy/hf.py", "policy/base.py", "data.py", "world/tasks.py", "world/families.py",
+        "train/rl.py", "train/sft.py", "losses.py", "rollout.py", "chat.py", "rewards.py", "types.py",
+        "records.py", "settings.py", "policy/hf.py", "policy/base.py", "data.py", "world/tasks.py",
+        "world/families.py",
         "sandbox/local.py", "sandbox/zygote/program.py",
     } <= found.keys()  # fmt: skip
     assert not {"show.py", "figures.py", "evaluate.py", "study/__init__.py", "config.py"} & found.keys()
