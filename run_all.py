@@ -45,7 +45,6 @@ ENVIRONMENT = {
     "JUPYTER_PREFER_ENV_PATH": "1",
     "PYDEVD_DISABLE_FILE_VALIDATION": "1",
     "TOKENIZERS_PARALLELISM": "false",
-    "OMP_WAIT_POLICY": "PASSIVE",  # threads that spin while they wait slow a busy machine down several times
 }
 GRACE_S = ((signal.SIGINT, 5.0), (signal.SIGTERM, 2.0), (signal.SIGKILL, 2.0))
 

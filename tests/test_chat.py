@@ -156,7 +156,8 @@ def test_no_text_raises_and_no_call_is_dropped():
     pieces = [
         OPEN, CLOSE, "{", "}", "[", "]", '"', "\\", '\\"', ":", ",", " ", "\n", "1", "-", "1e999", "NaN",
         "null", '"name"', '"arguments"', '"code_interpreter"', '{"code": "print(1)"}',
-        '{"name": "code_interpreter", ', "<tool_call", "tool_call>", "\\ud800", "\\u", "\ud800", "\x00", "é", "😀", "1" * 5_000,
+        '{"name": "code_interpreter", ', "<tool_call", "tool_call>",
+        "\\ud800", "\\u", "\ud800", "\x00", "é", "😀", "1" * 5_000,
         '{"name": "code_interpreter", "arguments": {"code": "print(1)"}}', call("print(2)"),
     ]  # fmt: skip
     rng = random.Random(0)

@@ -73,7 +73,7 @@ FAMILIES: dict[str, Family] = {
         Family(
             "gcd", "What is the gcd of {a} and {b}?",
             right=("import math\nprint(math.gcd({a}, {b}))",),
-            wrong=("import math\nprint(math.lcm({a}, {b}))", "print(min({a}, {b}))"),
+            wrong=("print({a} % {b})", "print(min({a}, {b}))"),
             failing=("print(math.gcd({a}, {b}))", "print(gcd({a}, {b}))"),
             numbers=_gcd, settings={"min_value": 10, "max_value": 999},
         ),
