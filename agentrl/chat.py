@@ -26,6 +26,7 @@ TOOLS = (
     },
 )
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+_MAX_NESTING = 50
 _BLANK = re.compile(r"\s*")
 _JSON_PIECE = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]]|[\s:,.+0-9A-Za-z-]+', re.DOTALL)
 
@@ -98,7 +99,20 @@ def _check_call(value, raw: str) -> ToolCall | MalformedCall:
             return MalformedCall(raw, "the arguments are not valid JSON")
     if not isinstance(arguments, dict):
         return MalformedCall(raw, "the arguments are not a JSON object")
+    if _deeper_than(_MAX_NESTING, arguments):
+        return MalformedCall(raw, "the tool call is nested too deeply")
     return ToolCall(name, arguments, raw)
+
+
+def _deeper_than(limit: int, value) -> bool:
+    """Whether `value` nests more than `limit` containers: what is kept must be writable from any stack."""
+    layer = [value]
+    for _ in range(limit + 1):
+        inside = [v.values() if isinstance(v, dict) else v for v in layer if isinstance(v, (dict, list))]
+        layer = [x for values in inside for x in values]
+        if not layer:
+            return False
+    return True
 
 
 def render(messages, tools, tokenizer, add_generation_prompt: bool) -> tuple[list[int], list[int]]:
@@ -112,7 +126,7 @@ def render(messages, tools, tokenizer, add_generation_prompt: bool) -> tuple[lis
     """
     if not getattr(tokenizer, "chat_template", None):
         raise ValueError("this tokenizer has no chat template; set tokenizer.chat_template before rendering")
-    messages, tools = list(messages), list(tools) or None
+    messages, tools = list(messages), list(tools or ()) or None
 
     def as_text(n: int, prompt: bool) -> str:
         return tokenizer.apply_chat_template(
@@ -124,11 +138,11 @@ def render(messages, tools, tokenizer, add_generation_prompt: bool) -> tuple[lis
     for i, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        before = as_text(i, True)
-        end = text.find(tokenizer.eos_token, len(as_text(i + 1, False).rstrip()) - len(tokenizer.eos_token))
-        if not text.startswith(before) or end < 0:
+        before, after = as_text(i, True), as_text(i + 1, False)
+        end = after.rfind(tokenizer.eos_token, len(before)) + len(tokenizer.eos_token)
+        if end < len(before) or not text.startswith(before) or not text.startswith(after[:end]):
             raise ValueError(f"the chat template rewrites the turns before message {i}; masks would be wrong")
-        spans.append((len(before), end + len(tokenizer.eos_token)))
+        spans.append((len(before), end))
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     mask, span = [], 0
     for start, _ in encoded["offset_mapping"]:
@@ -143,9 +157,9 @@ def tool_suffix(texts: list[str], tools, tokenizer) -> list[int]:
     generation prompt. Appended to what was drawn, so nothing drawn is ever tokenised again."""
     turn = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
     answers = [{"role": "tool", "content": t} for t in texts]
-    before = tokenizer.apply_chat_template(turn, tools=list(tools) or None, tokenize=False)
+    before = tokenizer.apply_chat_template(turn, tools=list(tools or ()) or None, tokenize=False)
     after = tokenizer.apply_chat_template(
-        turn + answers, tools=list(tools) or None, tokenize=False, add_generation_prompt=True
+        turn + answers, tools=list(tools or ()) or None, tokenize=False, add_generation_prompt=True
     )
     cut = before.rindex(tokenizer.eos_token) + len(tokenizer.eos_token)
     if not after.startswith(before[:cut]):

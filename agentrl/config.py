@@ -72,7 +72,7 @@ TABLE: dict[str, Any] = {
 }  # fmt: skip
 
 
-def load_profile(name: str, **overrides: Any) -> Profile:
+def load_profile(name: str, /, **overrides: Any) -> Profile:
     """The profile `name` with `overrides` applied.
 
     A key is dotted ("rl.steps"), or its last part alone where that is unique. `recipe` takes a recipe's
@@ -85,7 +85,7 @@ def load_profile(name: str, **overrides: Any) -> Profile:
     values = {k: v[column] if isinstance(v, tuple) else v for k, v in TABLE.items()}
     applied = {resolve_key(k): v for k, v in overrides.items()}
     recipe = applied.get("recipe", values["recipe"])
-    if recipe not in RECIPES:
+    if not isinstance(recipe, str) or recipe not in RECIPES:
         raise ValueError(f"recipe: unknown recipe {recipe!r}; known recipes: {', '.join(RECIPES)}")
     values.pop("recipe")
     values |= {f"recipe.{k}": v for k, v in dataclasses.asdict(RECIPES[recipe]).items()}
@@ -138,6 +138,11 @@ def _check(profile: Profile) -> None:
         raise ValueError("rl.group: a group needs at least 2 rollouts, or no advantage exists (Eq. 3)")
     if profile.rl.prompts % profile.rl.updates:
         raise ValueError("rl.updates: must divide rl.prompts, so that every update sees whole groups")
+    per_update = profile.rl.prompts * profile.rl.group // profile.rl.updates
+    if per_update % profile.rl.micro_batch:
+        raise ValueError(f"rl.micro_batch: must divide the {per_update} trajectories of an update")
+    if values["rollout.reward.overlong_cache_tokens"] > values["rollout.reward.overlong_max_tokens"]:
+        raise ValueError("rollout.reward.overlong_cache_tokens: larger than overlong_max_tokens")
     for key in ("rollout.top_p", "eval.top_p"):
         if values[key] > 1:
             raise ValueError(f"{key}: {values[key]!r} is out of range; it must lie in (0, 1]")

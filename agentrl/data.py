@@ -23,7 +23,7 @@ def load_tasks(source: str, split: str | None = None, limit: int | None = None, 
     if kind == "world":
         from agentrl.world import tasks
 
-        return tasks.load([n.strip() for n in names.split(",")], split or "train", limit or 100, seed)
+        return tasks.load([n.strip() for n in names.split(",")], split or "train", 100 if limit is None else limit, seed)
     raise ValueError(f"unknown task source {source!r}; known: 'world:FAMILY,FAMILY'")
 
 

@@ -77,7 +77,9 @@ def trajectory(row) -> Trajectory:
 
 
 def summary(table) -> dict[str, float]:
-    """Means over a frame of rows: what the training curves show."""
+    """Means over a frame of rows: what the training curves show. Samples that the machine lost count in `lost` alone."""
+    lost = table["stop_reason"] == "sandbox_lost"
+    table = table[~lost]
     calls = table["calls"].sum()
     return {
         "accuracy": table["correct"].mean(),
@@ -88,5 +90,5 @@ def summary(table) -> dict[str, float]:
         "turns": table["turns"].mean(),
         "sampled_tokens": table["sampled_tokens"].mean(),
         "truncated": (table["stop_reason"] == "max_tokens").mean(),
-        "lost": (table["stop_reason"] == "sandbox_lost").mean(),
+        "lost": lost.mean(),
     }

@@ -29,6 +29,7 @@ from agentrl.types import (
 )
 
 TOOL_NAME = TOOLS[0]["function"]["name"]
+KEPT_OUTPUT_CHARS = 2000  # of stdout and of stderr, in the record; what the model read is kept whole
 
 
 class _Conversation:
@@ -128,7 +129,9 @@ def collect(
         while conversations:
             # Waiting for the oldest program after a fixed number of later turns, not after a time, keeps the
             # batch's make-up, and with it the last bits of every log-probability, the same on every run.
-            if waiting and (not drawing or len(waiting) > max(1, (drawing + len(waiting)) // 8)):
+            # Parked conversations keep their places, so the last place is never left to wait for its program.
+            places = min(drawing + len(waiting), getattr(stream, "places", drawing + len(waiting)))
+            if waiting and (not drawing or len(waiting) > min(max(1, places // 8), places - 1)):
                 key, future = waiting.popleft()
                 reason, suffix = interpreter.answer(conversations[key], future.result(), tokenizer)
                 if reason:
@@ -213,14 +216,21 @@ class _Interpreter:
 
     def _run(self, code: str) -> ToolResult:
         c = self._config
-        result = self._sandbox.run(
-            code, timeout_s=c.tool_timeout_s, cpu_limit_s=c.tool_cpu_s, memory_limit_mb=c.tool_memory_mb
-        )
+        for _ in range(2):  # a loss says nothing about the program: once more, and never kept for others
+            result = self._sandbox.run(
+                code, timeout_s=c.tool_timeout_s, cpu_limit_s=c.tool_cpu_s, memory_limit_mb=c.tool_memory_mb
+            )
+            if result.status != "INFRA":
+                break
+        else:
+            self._runs.pop(code, None)
         text = result_text(result, c.max_tool_output_chars, c.tool_error_lines)
-        return ToolResult(result.status.value, result.stdout, result.stderr, result.wall_s, result.level, text)
+        stdout, stderr = result.stdout[:KEPT_OUTPUT_CHARS], result.stderr[:KEPT_OUTPUT_CHARS]
+        return ToolResult(result.status.value, stdout, stderr, result.wall_s, result.level, text)
 
     def answer(self, conversation: _Conversation, results: list[ToolResult], tokenizer):
         """Record the results. Returns (why it ends, None) or (None, the ids that the model reads next)."""
+        results = [dataclasses.replace(r, text=_without_marks(r.text, tokenizer)) for r in results]
         conversation.results += results
         conversation.tool_wall_s += sum(r.wall_s for r in results)
         conversation.messages += [{"role": "tool", "content": r.text} for r in results]
@@ -234,15 +244,28 @@ class _Interpreter:
         return None, suffix
 
 
+def _without_marks(text: str, tokenizer) -> str:
+    """`text` with special tokens broken up, so that a program's output can't end a turn or begin one."""
+    for mark in (t.content for t in tokenizer.added_tokens_decoder.values() if t.special):
+        text = text.replace(mark, f"{mark[0]} {mark[1:]}")
+    return text
+
+
 def result_text(result, max_chars: int, error_lines: int) -> str:
     """What the model reads of a `RunResult`: output, then the traceback's last `error_lines` lines (0: all),
-    cut in the middle to `max_chars` characters; a note stands for silence and for a limit."""
+    `max_chars` characters of it, cut in the middle where it is longer; a note stands for silence, a limit or
+    a signal."""
     error = result.stderr.strip()
     if error_lines:
         error = "\n".join(error.splitlines()[-error_lines:])
     status = result.status.value
-    notes = {"TIMEOUT": "stopped: time limit", "CPU_LIMIT": "stopped: time limit", "OOM": "stopped: memory limit"}
-    notes["OUTPUT_LIMIT"] = "stopped: output limit"
+    notes = {
+        "TIMEOUT": "stopped: time limit",
+        "CPU_LIMIT": "stopped: time limit",
+        "OOM": "stopped: memory limit",
+        "OUTPUT_LIMIT": "stopped: output limit",
+        "SIGNALED": "stopped: killed by a signal",
+    }
     text = "\n".join(t for t in (result.stdout.strip(), error, notes.get(status, "")) if t)
     if len(text) > max_chars:
         head = max_chars // 2

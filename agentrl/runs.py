@@ -190,7 +190,9 @@ def _changed(folder: Path, sources: dict, stamps: dict) -> list[str] | None:
     """None where the run is not finished; else the files and inputs that differ from when it was made."""
     try:
         then = json.loads((folder / "_SUCCESS").read_text(encoding="utf-8"))
-    except (FileNotFoundError, json.JSONDecodeError):
+    except (FileNotFoundError, ValueError):
+        return None
+    if not isinstance(then, dict) or not {"sources", "inputs"} <= then.keys():
         return None
     files = {k for k in then["sources"].keys() | sources if then["sources"].get(k) != sources.get(k)}
     inputs = {f"input {k}" for k in stamps if then["inputs"].get(k) != stamps[k]}

@@ -24,8 +24,8 @@ def trajectory_html(t) -> str:
         note = ""
         if who == "tool" and (result := next(results, None)) is not None:
             note = f" · {html.escape(result.status)} · {result.wall_s * 1000:.0f} ms"
-        text = html.escape(message["content"])
-        parts.append(f'<div class="m {who}"><span class="who">{html.escape(who)}{note}</span><pre>{text}</pre></div>')
+        text = html.escape(message.get("content") or "")
+        parts.append(f'<div class="m {html.escape(who)}"><span class="who">{html.escape(who)}{note}</span><pre>{text}</pre></div>')
     verdict = "not scored"
     if t.reward is not None:
         shares = ", ".join(f"{html.escape(k)} {v:+.2f}" for k, v in t.reward.parts.items())

@@ -187,9 +187,12 @@ def test_no_text_raises_and_no_call_is_dropped():
 def test_time_grows_with_length(unit):
     def seconds(n_chars):
         text = OPEN + unit * (n_chars // len(unit)) + CLOSE
-        started = time.process_time()
-        parse_tool_calls(text)
-        return time.process_time() - started
+        took = []
+        for _ in range(3):  # CPU time, the best of three: a pause of the garbage collector is no finding
+            started = time.process_time()
+            parse_tool_calls(text)
+            took.append(time.process_time() - started)
+        return min(took)
 
     assert seconds(320_000) < 8 * seconds(80_000) + 0.1  # 4 where linear, 16 where quadratic
 

@@ -110,9 +110,10 @@ class HFStream:
         self._queue: deque = deque()  # (key, prompt, seed) waiting for a place
         self._done: deque = deque()  # (key, Completion) not yet handed out
         self._keys: list = []  # key of each row in use, active ones first
+        self._under_way: set = set()  # keys that were put and not yet fetched
         self._n_active = 0
         self._cache: _RowCache | None = None
-        n = policy.max_rows
+        self.places = n = policy.max_rows
         self._fed = np.zeros(n, dtype=np.int64)  # tokens of the row that the cache holds
         self._known = np.zeros(n, dtype=np.int64)  # tokens of the row that are known
         self._turn_start = np.zeros(n, dtype=np.int64)  # where the tokens of this turn begin
@@ -126,12 +127,13 @@ class HFStream:
         """A new conversation, or what is appended to a parked one (the seed is then not used)."""
         if not len(token_ids):
             raise ValueError(f"key {key!r}: no tokens to read")
+        if key in self._under_way:
+            raise ValueError(f"key {key!r} is under way; get() it first")
         if key not in self._keys:
+            self._under_way.add(key)
             self._queue.append((key, list(token_ids), seed))
             return
         row = self._keys.index(key)
-        if row < self._n_active:
-            raise ValueError(f"key {key!r} is still being drawn; get() it first")
         known = self._known[row]
         if known + len(token_ids) >= self._limit[row]:
             raise ValueError(f"key {key!r}: {len(token_ids)} more tokens leave no room to answer in")
@@ -140,23 +142,29 @@ class HFStream:
         self._turn_start[row] = self._known[row]
         self._swap(row, self._n_active)
         self._n_active += 1
+        self._under_way.add(key)
 
     def get(self):
-        """The next (key, Completion). Raises LookupError where nothing is under way."""
+        """The next (key, Completion). Raises LookupError where nothing is under way, or where what is waits
+        for a place and every place is parked."""
         while not self._done:
             if not (self._n_active or self._queue):
                 raise LookupError("nothing is being drawn: put() something first")
             with torch.no_grad():
                 self._admit()
+                if not self._n_active and not self._done:
+                    raise LookupError("every place is parked: put() more or drop() one first")
                 if self._n_active:
                     self._step()
-        return self._done.popleft()
+        key, completion = self._done.popleft()
+        self._under_way.discard(key)
+        return key, completion
 
     def drop(self, key) -> None:
         """Forget a parked conversation and free its place."""
+        if key in self._under_way:
+            raise ValueError(f"key {key!r} is under way; get() it first")
         row, last = self._keys.index(key), len(self._keys) - 1
-        if row < self._n_active:
-            raise ValueError(f"key {key!r} is still being drawn")
         self._swap(row, last)
         self._keys.pop()
 
@@ -279,7 +287,7 @@ def _inverse_cdf(logits_RxV, uniforms_R, temperature: float, top_p: float) -> to
         return logits_RxV.argmax(-1)
     probs = torch.softmax(logits_RxV.double() / temperature, -1)
     if top_p < 1:
-        ordered, index = probs.sort(-1, descending=True, stable=True)
+        ordered, index = probs.sort(dim=-1, descending=True, stable=True)
         kept = ordered.cumsum(-1) - ordered < top_p  # the token that crosses top_p is kept
         probs = torch.zeros_like(probs).scatter(1, index, ordered * kept)
     totals = probs.cumsum(-1)

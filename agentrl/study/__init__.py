@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agentrl.runs import RunConfig
 from agentrl.settings import Profile, flatten
-from agentrl.train.models import weights_sha256
+from agentrl.train.models import model_sha256
 
 
 def _values(profile: Profile, *parts: str) -> dict:
@@ -20,7 +20,7 @@ def data_run(profile: Profile) -> RunConfig:
 
 def sft_run(profile: Profile) -> RunConfig:
     """The base, fine-tuned on the teacher's trajectories."""
-    values = _values(profile, "base", "threads", "sft") | {"base_sha256": weights_sha256(profile.base)}
+    values = _values(profile, "base", "threads", "sft") | {"model_sha256": model_sha256(profile.base)}
     name = profile.base.rsplit(":", 1)[-1].rsplit("/", 1)[-1]
     return RunConfig("sft", name, "agentrl.train.sft:run", profile.seed, values, {"data": data_run(profile)})
 
@@ -37,7 +37,7 @@ def eval_run(profile: Profile, model: RunConfig | None, split: str) -> RunConfig
     """`model` (or, where None, the base as it is shipped) on `split`."""
     values = _values(profile, "threads", "tasks", "rollout", "eval") | {"split": split}
     if model is None:
-        values |= {"base": profile.base, "base_sha256": weights_sha256(profile.base)}
+        values |= {"base": profile.base, "model_sha256": model_sha256(profile.base)}
     name = f"{model.kind if model else 'base'}-{split}"
     inputs = {"model": model} if model else {}
     return RunConfig("eval", name, "agentrl.evaluate:run", profile.seed, values, inputs)

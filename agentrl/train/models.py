@@ -22,9 +22,20 @@ def source_folder(source: str) -> Path:
     return folder
 
 
-def weights_sha256(source: str) -> str:
-    """SHA-256 of the weights file, so that a run's identity changes with its start model."""
-    return hashlib.sha256((source_folder(source) / "model.safetensors").read_bytes()).hexdigest()
+def model_sha256(source: str) -> str:
+    """SHA-256 over the weights and the tokenizer, so that a run's identity changes with its start model."""
+    folder = source_folder(source)
+    files = [folder / "model.safetensors", tokenizer_folder(source) / "tokenizer.json"]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+
+
+def tokenizer_folder(source: str) -> Path:
+    """The folder of the tokenizer of `source`; the tiny bases share one."""
+    if source.startswith("world:"):
+        from agentrl.world import tokenizer
+
+        return tokenizer.FOLDER
+    return source_folder(source)
 
 
 def load(source: str):
@@ -32,15 +43,9 @@ def load(source: str):
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    folder = source_folder(source)
-    tokenizer_folder = folder
-    if source.startswith("world:"):
-        from agentrl.world import tokenizer as tiny
-
-        tokenizer_folder = tiny.FOLDER
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(source_folder(source), dtype=torch.float32)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return model.to(device), AutoTokenizer.from_pretrained(tokenizer_folder)
+    return model.to(device), AutoTokenizer.from_pretrained(tokenizer_folder(source))
 
 
 def save(model, tokenizer, folder: Path) -> None:

@@ -31,6 +31,7 @@ def load(families: list[str], split: str, limit: int, seed: int) -> list[Task]:
         raise ValueError(f"unknown task families {unknown}; known: {', '.join(FAMILIES)}")
     if split not in SPLITS:
         raise ValueError(f"unknown split {split!r}; known: {', '.join(SPLITS)}")
+    families = list(dict.fromkeys(families))
     share = -(-limit // len(families))
     columns = [_family_tasks(FAMILIES[f], split, share, seed) for f in families]
     return [columns[i % len(families)][i // len(families)] for i in range(limit)]
@@ -54,6 +55,6 @@ def _family_tasks(family: Family, split: str, n: int, seed: int) -> list[Task]:
                 tasks[question] = Task(
                     f"{family.name}-{name}", family.name, question, item["answer"], "math", {"numbers": numbers}
                 )
-                if len(tasks) == n:
-                    return list(tasks.values())
+        if len(tasks) >= n:
+            return list(tasks.values())[:n]
     raise ValueError(f"family {family.name} has only {len(tasks)} problems in split {split}, {n} were asked for")
