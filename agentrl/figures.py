@@ -14,6 +14,9 @@ COLOURS = {
     "GRPO-T": "#D55E00",
     "GRPO-TCR": "#0072B2",
     "GRPO-SCR": "#009E73",
+    "right": "#0072B2",
+    "right, after an error": "#56B4E9",
+    "wrong": "#D55E00",
 }
 LABELS = {"base": "base", "sft": "after SFT", "rl": "after RL"}
 STYLE = {
@@ -42,7 +45,8 @@ def new(rows: int = 1, columns: int = 1, width: float = 3.2, height: float = 2.4
 def curve(ax, frame, x: str, y: str, ylabel: str, colour: str, xlabel: str = "RL step", label: str | None = None):
     """A line of `y` over `x`; a band between `<y>_low` and `<y>_high` where the frame has them."""
     frame = frame.sort_values(x)
-    ax.plot(frame[x], frame[y], color=colour, lw=1.4, label=label)
+    marker = "o" if len(frame) <= 12 else None  # where a look was taken
+    ax.plot(frame[x], frame[y], color=colour, lw=1.4, marker=marker, ms=3, label=label)
     if f"{y}_low" in frame:
         ax.fill_between(frame[x], frame[f"{y}_low"], frame[f"{y}_high"], color=colour, alpha=0.2, lw=0)
     ax.set_xlabel(xlabel)
@@ -88,7 +92,7 @@ def bars(ax, frame, group: str, hue: str, value: str, ylabel: str):
             ax.errorbar(x, part[value], yerr=spans, fmt="none", ecolor="black", elinewidth=0.8, capsize=2)
     ax.set_xticks(range(len(groups)), groups)
     ax.set_ylabel(ylabel)
-    ax.legend(fontsize=8)
+    ax.legend(fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), ncols=len(hues), columnspacing=1)
     return ax
 
 

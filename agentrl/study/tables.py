@@ -148,9 +148,11 @@ def markdown(frame: pd.DataFrame) -> str:
     """`frame` as a Markdown table, numbers to three places."""
 
     def cell(value) -> str:
+        if value is None or value != value:
+            return ""
         if isinstance(value, (float, np.floating)):
             return f"{value:.3f}"
-        return "" if value is None else str(value).replace("|", "\\|").replace("\n", " ")
+        return str(value).replace("|", "\\|").replace("\n", " ")
 
     lines = [list(frame.columns), ["---"] * len(frame.columns)]
     lines += [[cell(v) for v in row] for row in frame.itertuples(index=False)]
