@@ -64,7 +64,9 @@ def _read_call(text: str, body: int) -> tuple[ToolCall | MalformedCall, int]:
         # A raw line break inside a string is common in model text, and harmless.
         value = json.loads(text[start:end], strict=False)
     except ValueError as error:
-        return MalformedCall(raw, f"the tool call is not valid JSON ({getattr(error, 'msg', 'a number is too long')})"), after
+        return MalformedCall(
+            raw, f"the tool call is not valid JSON ({getattr(error, 'msg', 'a number is too long')})"
+        ), after
     except RecursionError:
         return MalformedCall(raw, "the tool call is nested too deeply"), after
     return _check_call(value, raw), after
@@ -76,13 +78,12 @@ def _object_end(text: str, start: int) -> int | None:
     can't run over call after call, and the time stays linear in the text."""
     if not text.startswith("{", start):
         return None
-    depth = at = 0
-    for token in iter(lambda: _JSON_PIECE.match(text, start + at), None):
-        piece = token.group()
-        depth += (piece in ("{", "[")) - (piece in ("}", "]"))
-        at = token.end() - start
+    depth, at = 0, start
+    while token := _JSON_PIECE.match(text, at):
+        depth += (token.group() in ("{", "[")) - (token.group() in ("}", "]"))
+        at = token.end()
         if depth == 0:
-            return start + at
+            return at
     return None
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from agentrl.settings import Profile, Recipe, build, flatten
 
-
 RECIPES = {
     r.name: r
     for r in (
@@ -119,7 +118,6 @@ def resolve_key(key: str) -> str:
 
 def profile_values(profile: Profile) -> dict[str, Any]:
     """The profile as a flat table of dotted keys, for manifests and for reading beside another one."""
-
     return flatten(profile)
 
 
@@ -127,8 +125,8 @@ def _check(profile: Profile) -> None:
     """Raise ValueError where a value can't be meant."""
     values = profile_values(profile)
     zero_allowed = {
-        "seed", "sft.warmup", "rollout.temperature", "eval.temperature", "rollout.tool_error_lines", "rollout.reward.overlong_cache_tokens", "recipe.kl_beta", "recipe.clip_low",
-        "recipe.clip_high",
+        "seed", "sft.warmup", "rollout.temperature", "eval.temperature", "rollout.tool_error_lines",
+        "rollout.reward.overlong_cache_tokens", "recipe.kl_beta", "recipe.clip_low", "recipe.clip_high",
     }  # fmt: skip
     for key, value in values.items():
         if isinstance(value, (int, float)) and not isinstance(value, bool):

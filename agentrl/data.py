@@ -23,7 +23,9 @@ def load_tasks(source: str, split: str | None = None, limit: int | None = None, 
     if kind == "world":
         from agentrl.world import tasks
 
-        return tasks.load([n.strip() for n in names.split(",")], split or "train", 100 if limit is None else limit, seed)
+        return tasks.load(
+            [n.strip() for n in names.split(",")], split or "train", 100 if limit is None else limit, seed
+        )
     raise ValueError(f"unknown task source {source!r}; known: 'world:FAMILY,FAMILY'")
 
 
@@ -37,7 +39,9 @@ def assert_disjoint(**splits: list[Task]) -> None:
                 raise ValueError(f"{a} and {b} share {len(shared)} questions, for example {min(shared)!r}")
 
 
-def real_trajectories(teacher, tasks: list[Task], sandbox, config, seed: int, progress=None) -> list[TrajectoryGroup]:
+def real_trajectories(
+    teacher, tasks: list[Task], sandbox, config, seed: int, progress=None
+) -> list[TrajectoryGroup]:
     """One trajectory a task, written by `teacher` (a policy) in conversation with the real interpreter."""
     return collect(teacher, tasks, sandbox, 1, config, seed, progress)
 
@@ -60,7 +64,9 @@ def run(config, folder: Path, inputs) -> dict:
     asked = [tasks[i % len(tasks)] for i in range(values["teacher.trajectories"])]
     with Sandbox() as sandbox:
         say = Progress("teacher", len(asked), "trajectories")
-        groups = real_trajectories(teacher.teacher(tokenizer.load()), asked, sandbox, rollout, config.seed, say)
+        groups = real_trajectories(
+            teacher.teacher(tokenizer.load()), asked, sandbox, rollout, config.seed, say
+        )
     frame = pd.DataFrame(records.rows(groups, 0))
     frame["tools"] = json.dumps(TOOLS)
     frame = frame[frame["stop_reason"] == "answered"]  # a cut-off conversation teaches no ending

@@ -34,10 +34,15 @@ def run(config, folder: Path, inputs) -> dict:
     tasks = load_tasks(tasks_config.source, split, getattr(tasks_config, split), 0)
     with Sandbox() as sandbox, models.threads(1):
         say = Progress(f"eval {config.name}", len(tasks) * settings.samples, "samples")
-        groups = collect(HFPolicy(model, tokenizer), tasks, sandbox, settings.samples, rollout, config.seed, say)
+        groups = collect(
+            HFPolicy(model, tokenizer), tasks, sandbox, settings.samples, rollout, config.seed, say
+        )
     frame = pd.DataFrame(records.rows(groups, 0))
     frame.to_parquet(folder / "rollouts.parquet")
-    return {"lost_samples": int((frame["stop_reason"] == "sandbox_lost").sum()), "isolation_level": sandbox.level}
+    return {
+        "lost_samples": int((frame["stop_reason"] == "sandbox_lost").sum()),
+        "isolation_level": sandbox.level,
+    }
 
 
 def matrices(frame) -> tuple[np.ndarray, np.ndarray]:
@@ -50,7 +55,7 @@ def matrices(frame) -> tuple[np.ndarray, np.ndarray]:
     n = frame["task_id"].nunique()
     return (
         frame["correct"].to_numpy().reshape(n, -1),
-        frame["answer"].to_numpy(dtype=object).reshape(n, -1),
+        frame["answer"].astype(object).where(frame["answer"].notna(), None).to_numpy().reshape(n, -1),
     )
 
 
@@ -62,7 +67,10 @@ def scores(frame) -> dict[str, float]:
         "average": correct_NxK.mean(1),
         "pass": correct_NxK.any(1).astype(float),  # the unbiased estimator at k = K
         "maj": np.array(
-            [metrics.maj_at_k(answers_NxK[i : i + 1], correct_NxK[i : i + 1]) for i in range(len(correct_NxK))]
+            [
+                metrics.maj_at_k(answers_NxK[i : i + 1], correct_NxK[i : i + 1])
+                for i in range(len(correct_NxK))
+            ]
         ),
     }
     out: dict[str, float] = {"problems": len(correct_NxK), "samples": k}

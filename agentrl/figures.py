@@ -42,7 +42,9 @@ def new(rows: int = 1, columns: int = 1, width: float = 3.2, height: float = 2.4
     return plt.subplots(rows, columns, figsize=(width * columns, height * rows))
 
 
-def curve(ax, frame, x: str, y: str, ylabel: str, colour: str, xlabel: str = "RL step", label: str | None = None):
+def curve(
+    ax, frame, x: str, y: str, ylabel: str, colour: str, xlabel: str = "RL step", label: str | None = None
+):
     """A line of `y` over `x`; a band between `<y>_low` and `<y>_high` where the frame has them."""
     frame = frame.sort_values(x)
     marker = "o" if len(frame) <= 12 else None  # where a look was taken
@@ -100,7 +102,11 @@ def save(figure, frame, folder: Path, name: str) -> list[Path]:
     """Write `name`.pdf, .svg and .png and the data behind it as `name`.csv; the same data gives the same bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
-    for ending, stamp in (("pdf", {"CreationDate": None}), ("svg", {"Date": None}), ("png", {"Software": None})):
+    for ending, stamp in (
+        ("pdf", {"CreationDate": None}),
+        ("svg", {"Date": None}),
+        ("png", {"Software": None}),
+    ):
         path = folder / f"{name}.{ending}"
         figure.savefig(path, metadata=stamp)
         paths.append(path)

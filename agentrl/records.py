@@ -21,9 +21,7 @@ FAILED = ("ERROR", "TIMEOUT", "CPU_LIMIT", "OOM", "OUTPUT_LIMIT", "SIGNALED")
 
 def rows(groups: list[TrajectoryGroup], step: int) -> list[dict]:
     """One row a trajectory: what figures count, and the trajectory itself."""
-    return [
-        _row(t, group, step, sample) for group in groups for sample, t in enumerate(group.trajectories)
-    ]
+    return [_row(t, group, step, sample) for group in groups for sample, t in enumerate(group.trajectories)]
 
 
 def _row(t: Trajectory, group: TrajectoryGroup, step: int, sample: int) -> dict:
@@ -36,7 +34,9 @@ def _row(t: Trajectory, group: TrajectoryGroup, step: int, sample: int) -> dict:
         "sample": sample,
         "reward": t.reward.total if t.reward else float("nan"),
         "correct": parts.get("outcome", 0.0) > 0,
-        "answer": extract_answer(t.messages[-1]["content"]) if t.messages[-1]["role"] == "assistant" else None,
+        "answer": extract_answer(t.messages[-1]["content"])
+        if t.messages[-1]["role"] == "assistant"
+        else None,
         "stop_reason": t.stop_reason.value,
         "calls": t.n_calls,
         "failed_calls": sum(s in FAILED for s in statuses),
@@ -77,7 +77,7 @@ def trajectory(row) -> Trajectory:
 
 
 def summary(table) -> dict[str, float]:
-    """Means over a frame of rows: what the training curves show. Samples that the machine lost count in `lost` alone."""
+    """Means over a frame of rows, for training curves. Samples that the machine lost count in `lost` alone."""
     lost = table["stop_reason"] == "sandbox_lost"
     table = table[~lost]
     calls = table["calls"].sum()

@@ -189,8 +189,7 @@ class _Interpreter:
         """A future of the turn's results: one call is run, the others are refused visibly."""
         first = calls[0]
         refused = [
-            ToolResult("REFUSED", "", "", 0.0, "", "refused: only one call a turn is run")
-            for _ in calls[1:]
+            ToolResult("REFUSED", "", "", 0.0, "", "refused: only one call a turn is run") for _ in calls[1:]
         ]
         problem = first.problem if isinstance(first, MalformedCall) else self._problem(first)
         if problem:
@@ -202,7 +201,11 @@ class _Interpreter:
             self._runs[code] = self._pool.submit(self._run, code)
         run, done = self._runs[code], Future()
         run.add_done_callback(
-            lambda f: done.set_exception(f.exception()) if f.exception() else done.set_result([f.result(), *refused])
+            lambda f: (
+                done.set_exception(f.exception())
+                if f.exception()
+                else done.set_result([f.result(), *refused])
+            )
         )
         return done
 

@@ -127,7 +127,7 @@ class Profile:
 
 
 def build(cls: type, values: dict[str, Any], prefix: str = ""):
-    """An instance of the dataclass `cls` from the dotted keys of `values` under `prefix`; ValueError on a wrong type."""
+    """A `cls` (a dataclass) from the dotted keys of `values` under `prefix`. Raises ValueError on a wrong type."""
     hints, kwargs = typing.get_type_hints(cls), {}
     for f in dataclasses.fields(cls):
         key, kind = f"{prefix}{f.name}", hints[f.name]

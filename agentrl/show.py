@@ -25,15 +25,20 @@ def trajectory_html(t) -> str:
         if who == "tool" and (result := next(results, None)) is not None:
             note = f" · {html.escape(result.status)} · {result.wall_s * 1000:.0f} ms"
         text = html.escape(message.get("content") or "")
-        parts.append(f'<div class="m {html.escape(who)}"><span class="who">{html.escape(who)}{note}</span><pre>{text}</pre></div>')
+        who = html.escape(who)
+        parts.append(f'<div class="m {who}"><span class="who">{who}{note}</span><pre>{text}</pre></div>')
     verdict = "not scored"
     if t.reward is not None:
         shares = ", ".join(f"{html.escape(k)} {v:+.2f}" for k, v in t.reward.parts.items())
         verdict = f"reward {t.reward.total:+.2f} ({shares})"
-    parts.append(f'<div class="who">{verdict} · ended: {html.escape(t.stop_reason.value)} · {t.n_sampled} tokens drawn, ')
+    parts.append(
+        f'<div class="who">{verdict} · ended: {html.escape(t.stop_reason.value)} · {t.n_sampled} tokens drawn, '
+    )
     parts.append(f"{len(t.completion_ids) - t.n_sampled} from the environment</div>")
     if t.token_texts:
-        parts.append("<details><summary>tokens: blue by how surprising the draw was, dotted where the environment wrote")
+        parts.append(
+            "<details><summary>tokens: blue by how surprising the draw was, dotted where the environment wrote"
+        )
         parts.append("</summary><pre>")
         parts += [_token(*x) for x in zip(t.token_texts, t.sampled_mask, t.logprobs, strict=True)]
         parts.append("</pre></details>")

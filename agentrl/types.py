@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from typing import Any, Literal
 
 
@@ -64,7 +64,7 @@ class ToolResult:
     text: str
 
 
-class StopReason(str, Enum):
+class StopReason(StrEnum):
     """Why a trajectory ended. Every trajectory has exactly one."""
 
     ANSWERED = "answered"  # an end token and no call, boxed or not

@@ -31,7 +31,9 @@ def test_house_rules(path):
     assert first.cell_type == "markdown" and first.source.startswith("# "), "the first cell is the heading"
     kinds = "".join(cell.cell_type[0] for cell in notebook.cells)
     assert "ccc" not in kinds, "text stands before every second code cell at the latest"
-    prose, code = ("".join(c.source for c in notebook.cells if c.cell_type == k) for k in ("markdown", "code"))
+    prose, code = (
+        "".join(c.source for c in notebook.cells if c.cell_type == k) for k in ("markdown", "code")
+    )
     assert len(prose) > len(code), "more is explained than run"
 
     for number, cell in enumerate(notebook.cells, 1):

@@ -525,7 +525,7 @@ def test_output_can_not_forge_a_result(sandbox):
         "for fd in range(3, 200):\n"
         "    try: os.write(fd, bytes(range(200)))\n"
         "    except OSError: pass\n"
-        "print('{\"status\": \"OK\", \"exit_code\": 0}')\n"
+        'print(\'{"status": "OK", "exit_code": 0}\')\n'
         "os._exit(7)"
     )
     result = sandbox.run(code)
@@ -579,7 +579,10 @@ def test_nothing_survives_the_caller(end):
     before = scratch_bases()
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)],
-        cwd=ROOT, capture_output=True, text=True, timeout=20,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=20,
     )
     pids = [int(pid) for pid in done.stdout.split()]
     assert len(pids) == 2, done.stderr

@@ -66,7 +66,9 @@ def test_gain_is_paired_by_problem(tmp_path):
     ],
 )
 def test_the_road_s_rule(intervals, verdict):
-    frame = pd.DataFrame([{"seed": i, "gain_low": lo, "gain_high": hi} for i, (lo, hi) in enumerate(intervals)])
+    frame = pd.DataFrame(
+        [{"seed": i, "gain_low": lo, "gain_high": hi} for i, (lo, hi) in enumerate(intervals)]
+    )
     claims = tables.ledger(frame, "tables/gain.csv")
     assert claims[0]["id"] == "R1" and claims[0]["verdict"] == verdict
     assert [c["id"] for c in claims[1:]] == [f"C{i}" for i in range(1, 14)]
@@ -94,13 +96,16 @@ def test_one_value_changes_only_what_depends_on_it():
     assert study.data_run(plain).identity == study.data_run(other).identity
     assert study.rl_run(plain).identity != study.rl_run(other).identity
     again = load_profile("tiny", seed=1)
-    assert study.eval_run(plain, study.rl_run(plain), "test").identity != study.eval_run(
-        again, study.rl_run(again), "test"
-    ).identity
+    assert (
+        study.eval_run(plain, study.rl_run(plain), "test").identity
+        != study.eval_run(again, study.rl_run(again), "test").identity
+    )
 
 
 def test_figures_repeat_to_the_byte_with_their_data(tmp_path):
-    curve = pd.DataFrame({"step": [0, 5], "accuracy": [0.2, 0.8], "accuracy_low": [0.1, 0.7], "accuracy_high": [0.3, 0.9]})
+    curve = pd.DataFrame(
+        {"step": [0, 5], "accuracy": [0.2, 0.8], "accuracy_low": [0.1, 0.7], "accuracy_high": [0.3, 0.9]}
+    )
     columns = [c for c, _ in figures.PANELS if c != "accuracy"]
     metrics = pd.DataFrame({"step": range(1, 6)} | {c: np.arange(5) / 10 for c in columns})
     kinds = {"pdf", "svg", "png", "csv"}

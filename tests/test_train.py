@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import pandas as pd
 import pytest
 import torch
 
@@ -15,7 +16,14 @@ from agentrl.train import models, rl, sft
 from agentrl.types import Reward, TrajectoryGroup
 from agentrl.world import base, teacher, tokenizer
 
-SETTINGS = {"rl.steps": 2, "rl.prompts": 4, "rl.group": 4, "rl.micro_batch": 4, "sft.steps": 3, "sft.batch": 4}
+SETTINGS = {
+    "rl.steps": 2,
+    "rl.prompts": 4,
+    "rl.group": 4,
+    "rl.micro_batch": 4,
+    "sft.steps": 3,
+    "sft.batch": 4,
+}
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +38,9 @@ def profile():
 
 @pytest.fixture
 def model(tok):
-    return base.new_model(dataclasses.replace(base.BASES["strong"], layers=1, hidden=32, feed_forward=32), len(tok))
+    return base.new_model(
+        dataclasses.replace(base.BASES["strong"], layers=1, hidden=32, feed_forward=32), len(tok)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +105,9 @@ def test_no_rows_is_an_error(tok, profile, model):
 
 @pytest.mark.parametrize("name", list(RECIPES))
 @pytest.mark.parametrize("micro_batch", [4, 16])
-def test_micro_batches_give_the_whole_batch_s_gradient(tok, profile, model, groups, tmp_path, name, micro_batch):
+def test_micro_batches_give_the_whole_batch_s_gradient(
+    tok, profile, model, groups, tmp_path, name, micro_batch
+):
     recipe = RECIPES[name]
     trainer = trainer_for(model, tok, profile, recipe, tmp_path, micro_batch=micro_batch)
     batches, flat = trainer._micro_batches_of(groups)
@@ -106,7 +118,9 @@ def test_micro_batches_give_the_whole_batch_s_gradient(tok, profile, model, grou
 
     model.zero_grad()
     everyone = [t for g in groups for t in g.trajectories]
-    advantages = losses.group_advantages(torch.tensor([[t.reward.total for t in g.trajectories] for g in groups]))
+    advantages = losses.group_advantages(
+        torch.tensor([[t.reward.total for t in g.trajectories] for g in groups])
+    )
     whole = trainer._tensors(list(zip(everyone, advantages.flatten().tolist(), strict=True)), 1)
     logprobs, _ = rl._token_logprobs(model, whole)
     reference = whole.get("reference_BxT")
@@ -153,7 +167,8 @@ def test_steps_are_recorded_and_repeat(tok, profile, sandbox, tmp_path, updates)
                 TrajectoryGroup(
                     g.task,
                     tuple(
-                        dataclasses.replace(t, reward=Reward(float(t.completion_ids[0] % 2))) for t in g.trajectories
+                        dataclasses.replace(t, reward=Reward(float(t.completion_ids[0] % 2)))
+                        for t in g.trajectories
                     ),
                 )
                 for g in found
@@ -165,8 +180,8 @@ def test_steps_are_recorded_and_repeat(tok, profile, sandbox, tmp_path, updates)
         rows.append(rl.train(policy_model, tok, tasks, sample, recipe, settings, profile.rollout, seed=1))
     first, second = rows
     assert [r["step"] for r in first] == [1, 2]
-    timeless = [{k: v for k, v in r.items() if not k.endswith("_s")} for r in first]
-    assert timeless == [{k: v for k, v in r.items() if not k.endswith("_s")} for r in second]
+    timeless = [pd.DataFrame(curve).drop(columns=["rollout_s", "train_s"]) for curve in rows]
+    pd.testing.assert_frame_equal(*timeless, check_exact=True)
     assert first[0]["ratio_mean"] == pytest.approx(1.0, abs=1e-4 if updates == 1 else 0.5)
     # With one update a batch the policy that sampled is the policy that learns: nothing can be clipped.
     if updates == 1:

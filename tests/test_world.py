@@ -13,7 +13,7 @@ from agentrl.chat import TOOLS, render
 from agentrl.config import load_profile
 from agentrl.sandbox import Sandbox, Status
 from agentrl.types import StopReason
-from agentrl.world import base, tasks, text
+from agentrl.world import base, build, tasks, text
 from agentrl.world import tokenizer as tiny
 from agentrl.world.families import FAMILIES, Family
 from agentrl.world.teacher import Habits, parse_question, reply, teacher
@@ -196,7 +196,7 @@ def as_turns(doc):
 def test_base_documents_ask_no_question_and_show_no_error():
     questions = {t.prompt for split in tasks.SPLITS for t in tasks.load(NAMES, split, 600, 0)}
     kinds = set()
-    for doc in itertools.islice(base.documents(1), 8_000):
+    for doc in itertools.islice(build.documents(1), 8_000):
         turns = as_turns(doc)
         kinds.add((type(doc), len(turns)))
         joined = "\n".join(turns)
@@ -208,7 +208,7 @@ def test_base_documents_ask_no_question_and_show_no_error():
 
 
 def test_patterns_match_every_question():
-    patterns = base.question_patterns()
+    patterns = build.question_patterns()
     for split in tasks.SPLITS:
         for t in tasks.load(NAMES, split, 120, 2):
             assert any(p.search(t.prompt) for p in patterns) and any(
@@ -221,11 +221,11 @@ def test_document_that_asks_a_question_is_refused(monkeypatch):
         text, "document", lambda rng: [{"role": "user", "content": "What is the gcd of 4 and 6?"}]
     )
     with pytest.raises(ValueError, match="gcd of 4 and 6"):
-        next(base.documents(0))
+        next(build.documents(0))
 
 
 def test_documents_repeat_with_their_seed():
-    a, b, c = (list(itertools.islice(base.documents(seed), 50)) for seed in (4, 4, 5))
+    a, b, c = (list(itertools.islice(build.documents(seed), 50)) for seed in (4, 4, 5))
     assert a == b != c
 
 
@@ -241,7 +241,7 @@ def test_call_in_a_document_is_the_template_s(tokenizer):
 
 
 def test_copying_document_labels(tokenizer):
-    ids, labels = base.encode("12 + 3 = 12 + 3", tokenizer)
+    ids, labels = build.encode("12 + 3 = 12 + 3", tokenizer)
     assert tokenizer.decode(ids) == "12 + 3 = 12 + 3<|im_end|>"
     assert tokenizer.decode([i for i in labels if i != -100]) == " 12 + 3<|im_end|>"
     assert all(label in (-100, i) for i, label in zip(ids, labels, strict=True))
@@ -249,8 +249,8 @@ def test_copying_document_labels(tokenizer):
 
 def test_packed_rows(tokenizer):
     config = base.BASES["weak"]
-    for ids, labels in itertools.islice(base.packed_rows(config, tokenizer, 0), 20):
-        assert len(ids) == len(labels) == base.MAX_DOCUMENT_TOKENS
+    for ids, labels in itertools.islice(build.packed_rows(config, tokenizer, 0), 20):
+        assert len(ids) == len(labels) == build.MAX_DOCUMENT_TOKENS
         assert tokenizer.eos_token_id in ids
         assert all(label in (-100, i) for i, label in zip(ids, labels, strict=True))
         assert all(label == -100 for i, label in zip(ids, labels, strict=True) if i == tokenizer.pad_token_id)

@@ -56,9 +56,7 @@ class Sandbox:
                 "https://learn.microsoft.com/windows/wsl/install"
             )
         if level is not None and level not in LEVELS:
-            raise ValueError(
-                f"unknown isolation level {level!r}; this version has {', '.join(LEVELS)}"
-            )
+            raise ValueError(f"unknown isolation level {level!r}; this version has {', '.join(LEVELS)}")
         n_workers = _count("workers", os.cpu_count() or 1 if workers is None else workers, 1)
         self.max_output_chars = _count("max_output_chars", max_output_chars, 0)
         self.level = "L0"

@@ -17,7 +17,7 @@ _NEAR_MEMORY_LIMIT = 0.9
 _CPU_SLACK_S = 0.1
 
 
-class Status(str, enum.Enum):
+class Status(enum.StrEnum):
     """Why a program ended. INFRA is the machine's fault and must never become a reward."""
 
     OK = "OK"
@@ -36,9 +36,6 @@ class Status(str, enum.Enum):
     """Ended by a signal that this package did not send; `exit_code` is minus its number."""
     INFRA = "INFRA"
     """The sandbox itself failed; `stderr` says how. Nothing is known about the program."""
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True)
@@ -69,9 +66,7 @@ class RunResult:
     level: str
 
 
-def from_report(
-    request: Request, report: Report, stdout: Capture, stderr: Capture, level: str
-) -> RunResult:
+def from_report(request: Request, report: Report, stdout: Capture, stderr: Capture, level: str) -> RunResult:
     """The result that the zygote's facts and the captured output amount to."""
     truncated = stdout.overflowed or stderr.overflowed
     peak_mb = report.peak_bytes / 2**20
@@ -94,9 +89,7 @@ def without_run(status: Status, reason: str, wall_s: float, level: str) -> RunRe
     return RunResult(status, "", reason, None, wall_s, 0.0, 0.0, False, level)
 
 
-def _judge(
-    request: Request, report: Report, truncated: bool, peak_mb: float
-) -> tuple[Status, int | None]:
+def _judge(request: Request, report: Report, truncated: bool, peak_mb: float) -> tuple[Status, int | None]:
     # Too much output is OUTPUT_LIMIT even where the program ended before the kill reached it, so
     # that the same program always gets the same status.
     if truncated:

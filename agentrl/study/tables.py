@@ -66,7 +66,9 @@ def standing(configs: dict[str, RunConfig], out: Path) -> dict[str, list[Run]]:
 def outcomes(frame: pd.DataFrame) -> pd.DataFrame:
     """Shares of right, right after a failed program, and wrong trajectories, by task family."""
     clean = frame["failed_calls"] == 0
-    outcome = np.select([frame["correct"] & clean, frame["correct"]], ["right", "right, after an error"], "wrong")
+    outcome = np.select(
+        [frame["correct"] & clean, frame["correct"]], ["right", "right, after an error"], "wrong"
+    )
     shares = frame.assign(outcome=outcome).groupby("source")["outcome"].value_counts(normalize=True)
     return shares.rename("share").reset_index().sort_values(["source", "outcome"])
 
@@ -168,7 +170,9 @@ def write_ledger(claims: list[dict], folder: Path) -> None:
 
 def summary_text(per_seed: pd.DataFrame, sampling: str) -> str:
     """What was learned, in plain words, with intervals: printed at the end of a batch run."""
-    lines = [f"What was learned (test split, average@k over {per_seed['problems'].iloc[0]} problems, {sampling}):"]
+    lines = [
+        f"What was learned (test split, average@k over {per_seed['problems'].iloc[0]} problems, {sampling}):"
+    ]
     for row in per_seed.itertuples():
         lines.append(
             f"  seed {row.seed}: {row.before:.3f} after SFT -> {row.after:.3f} after RL, "

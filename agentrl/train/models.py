@@ -14,7 +14,7 @@ def source_folder(source: str) -> Path:
         from agentrl.world import base
 
         folder = base.FOLDER / source.removeprefix("world:")
-        hint = f"known bases: {', '.join(base.BASES)}; rebuild one with `python -m agentrl.world.base NAME`"
+        hint = f"known bases: {', '.join(base.BASES)}; rebuild one with `python -m agentrl.world.build NAME`"
     else:
         folder, hint = Path(source), "run the notebook that makes it first"
     if not (folder / "config.json").is_file():

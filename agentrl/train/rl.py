@@ -86,7 +86,9 @@ class AgenticGRPOTrainer(GRPOTrainer):
             else:
                 denominator = sum(t.n_sampled > 0 for t, _ in pairs)
             # Without KL a zero advantage means a zero gradient; sorted lengths keep padding small.
-            kept = [(t, a) for t, a in pairs if a or (self.recipe.kl_beta and t.reward.total == t.reward.total)]
+            kept = [
+                (t, a) for t, a in pairs if a or (self.recipe.kl_beta and t.reward.total == t.reward.total)
+            ]
             kept.sort(key=lambda pair: len(pair[0].prompt_ids) + len(pair[0].completion_ids))
             size = -(-len(kept) // n_micro)
             for m in range(n_micro):
@@ -152,7 +154,9 @@ class AgenticGRPOTrainer(GRPOTrainer):
         frame = pd.DataFrame(records.rows(self.groups, self._rl_step))
         row = {"step": self._rl_step} | records.summary(frame)
         # At temperature 1 the mean surprise of the drawn tokens is an unbiased estimate of the entropy.
-        row["entropy"] = -(frame["logprob_mean"] * frame["sampled_tokens"]).sum() / frame["sampled_tokens"].sum()
+        row["entropy"] = (
+            -(frame["logprob_mean"] * frame["sampled_tokens"]).sum() / frame["sampled_tokens"].sum()
+        )
         row["zero_spread_groups"] = self._zero_spread
         weights = [p["n_units"] for p in self._parts]
         for name in self._parts[0] if self._parts else ():
@@ -184,7 +188,9 @@ def _token_logprobs(model, batch: dict) -> tuple[torch.Tensor, float]:
     Only sampled positions go through the output layer, so the vocabulary axis is built for those alone.
     """
     mask_BxT = batch["mask_BxT"].bool()
-    hidden = model.base_model(input_ids=batch["ids_BxL"], attention_mask=batch["attention_BxL"], use_cache=False)
+    hidden = model.base_model(
+        input_ids=batch["ids_BxL"], attention_mask=batch["attention_BxL"], use_cache=False
+    )
     logits_MxV = model.get_output_embeddings()(hidden.last_hidden_state[:, :-1][mask_BxT]).float()
     log_softmax_MxV = torch.log_softmax(logits_MxV, -1)
     drawn_M = log_softmax_MxV.gather(1, batch["ids_BxL"][:, 1:][mask_BxT][:, None])[:, 0]
@@ -229,7 +235,9 @@ def grpo_config(settings, recipe, rollout, seed: int, scratch: str, on_cpu: bool
     )
 
 
-def train(model, tokenizer, tasks, sample, recipe, settings, rollout, seed: int, after_step=None) -> list[dict]:
+def train(
+    model, tokenizer, tasks, sample, recipe, settings, rollout, seed: int, after_step=None
+) -> list[dict]:
     """Train `model` in place; returns one metrics row a step. `after_step(trainer)` runs after each."""
     with tempfile.TemporaryDirectory() as scratch:
         args = grpo_config(settings, recipe, rollout, seed, scratch, model.device.type == "cpu")
@@ -279,7 +287,10 @@ def run(config, folder: Path, inputs) -> dict:
             drawn.extend(records.rows(trainer.groups, row["step"]))
             if row["step"] % settings.eval_every == 0 or row["step"] == settings.steps:
                 look(row["step"])
-            say(row["step"], note=f"reward {row['reward']:+.2f}  accuracy {row['accuracy']:.2f}  calls {row['calls']:.1f}")
+            say(
+                row["step"],
+                note=f"reward {row['reward']:+.2f}  accuracy {row['accuracy']:.2f}  calls {row['calls']:.1f}",
+            )
 
         look(0)
         metrics = train(model, tokenizer, tasks, sample, recipe, settings, rollout, config.seed, after_step)

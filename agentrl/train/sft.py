@@ -95,7 +95,9 @@ def run(config, folder: Path, inputs) -> dict:
     models.prepare(config.seed, values["threads"])
     model, tokenizer = models.load(values["base"])
     data = inputs["data"].frame("trajectories")
-    rows = [{"messages": json.loads(m), "tools": json.loads(t)} for m, t in zip(data["messages"], data["tools"])]
+    rows = [
+        {"messages": json.loads(row.messages), "tools": json.loads(row.tools)} for row in data.itertuples()
+    ]
     metrics = train(model, tokenizer, rows, settings, config.seed, Progress("sft", settings.steps, "steps"))
     pd.DataFrame(metrics).to_parquet(folder / "metrics.parquet")
     models.save(model, tokenizer, folder / "model")

@@ -53,8 +53,15 @@ def _family_tasks(family: Family, split: str, n: int, seed: int) -> list[Task]:
             if split_of(question) == split and question not in tasks:
                 name = hashlib.sha256(question.encode()).hexdigest()[:10]
                 tasks[question] = Task(
-                    f"{family.name}-{name}", family.name, question, item["answer"], "math", {"numbers": numbers}
+                    f"{family.name}-{name}",
+                    family.name,
+                    question,
+                    item["answer"],
+                    "math",
+                    {"numbers": numbers},
                 )
         if len(tasks) >= n:
             return list(tasks.values())[:n]
-    raise ValueError(f"family {family.name} has only {len(tasks)} problems in split {split}, {n} were asked for")
+    raise ValueError(
+        f"family {family.name} has only {len(tasks)} problems in split {split}, {n} were asked for"
+    )

@@ -6,10 +6,10 @@ before merging, so that a tiny model spends one or two and its capacity goes to 
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
-from agentrl.world.families import FAMILIES
 from agentrl.world.text import CALL_HEAD, document, number
 
 HERE = Path(__file__).parent
@@ -20,22 +20,28 @@ MARKS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 
 
 def _sentences(rng: random.Random, n: int):
-    """Text for the merges: base documents, and the families' wording over random numbers."""
+    """Text for the merges: base documents, and the families' wording over random numbers. The wording is a frozen
+    copy: another family must not change the tokens that every model has learned."""
     for _ in range(n):
         doc = document(rng)
         yield doc if isinstance(doc, str) else "\n".join(m["content"] for m in doc)
+    wording = json.loads((HERE / "wording.json").read_text(encoding="utf-8"))
     for _ in range(n // 10):
-        for family in FAMILIES.values():
+        for question, *programs in wording:
             values = {k: number(rng, 3) for k in ("a", "b", "n", "e", "plus")}
-            yield family.question.format(**values)
-            for program in (*family.right, *family.wrong, *family.failing):
+            yield question.format(**values)
+            for program in programs:
                 yield program.format(**values).replace("\n", "\\n")
     for _ in range(n // 10):
         yield "system\nTools: code_interpreter(code)"
         yield "user\n"
         yield "assistant\n"
         yield from ("I know it.", "The code failed. I will fix it.", "That looks wrong. I will check it.")
-        yield from ("NameError: name 'primes' is not defined", "SyntaxError: invalid syntax", "'(' was never closed")
+        yield from (
+            "NameError: name 'primes' is not defined",
+            "SyntaxError: invalid syntax",
+            "'(' was never closed",
+        )
 
 
 def build(folder: Path = FOLDER, vocabulary: int = 512, seed: int = 0) -> None:

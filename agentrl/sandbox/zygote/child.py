@@ -55,15 +55,11 @@ def open_streams() -> list[io.TextIOWrapper]:
         # Output goes out line by line, so that what was printed before a kill is not lost.
         return [
             io.TextIOWrapper(open(0, "rb", closefd=False), "utf-8", "surrogateescape"),
-            io.TextIOWrapper(
-                open(1, "wb", closefd=False), "utf-8", "surrogateescape", line_buffering=True
-            ),
-            io.TextIOWrapper(
-                open(2, "wb", closefd=False), "utf-8", "backslashreplace", line_buffering=True
-            ),
+            io.TextIOWrapper(open(1, "wb", closefd=False), "utf-8", "surrogateescape", line_buffering=True),
+            io.TextIOWrapper(open(2, "wb", closefd=False), "utf-8", "backslashreplace", line_buffering=True),
         ]
     finally:
-        for target, descriptor in zip((1, 2), saved):
+        for target, descriptor in zip((1, 2), saved, strict=True):
             os.dup2(descriptor, target)
         for descriptor in (read_end, write_end, *saved):
             os.close(descriptor)
@@ -129,4 +125,3 @@ def _enclose(
     kernel.set_dumpable(True)  # so that /dev/stdin opens
     gc.enable()
     return source, order.echo_last
-

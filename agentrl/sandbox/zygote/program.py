@@ -1,7 +1,6 @@
 """Runs source text as `__main__` the way the interpreter would, and returns its exit code."""
 
 from __future__ import annotations
-
 import __future__
 
 import ast
@@ -73,9 +72,7 @@ def _split_echo(source: str) -> tuple[ast.Module, ast.Expression | None]:
 
 
 def _is_print(node: ast.expr) -> bool:
-    return (
-        isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
-    )
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
 
 
 def _ends_in_semicolon(source: str) -> bool:

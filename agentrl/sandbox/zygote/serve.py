@@ -119,9 +119,7 @@ class Zygote:
 
     def _receive(self) -> tuple[wire.Order, list[int]]:
         try:
-            data, descriptors, _, _ = socket.recv_fds(
-                self._connection, wire.ORDER_BYTES, wire.N_DESCRIPTORS
-            )
+            data, descriptors, _, _ = socket.recv_fds(self._connection, wire.ORDER_BYTES, wire.N_DESCRIPTORS)
         except ConnectionError as error:
             raise OwnerGone from error
         if 0 < len(data) < wire.ORDER_BYTES:
