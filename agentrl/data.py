@@ -63,7 +63,7 @@ def run(config, folder: Path, inputs) -> dict:
     assert_disjoint(train=tasks, **held_out)
     asked = [tasks[i % len(tasks)] for i in range(values["teacher.trajectories"])]
     with Sandbox() as sandbox:
-        say = Progress("teacher", len(asked), "trajectories")
+        say = Progress("teacher", len(asked), "trajectory")
         groups = real_trajectories(
             teacher.teacher(tokenizer.load()), asked, sandbox, rollout, config.seed, say
         )

@@ -33,7 +33,7 @@ def run(config, folder: Path, inputs) -> dict:
     # A split's problems are the same for every seed: seeds differ in training, never in the exam.
     tasks = load_tasks(tasks_config.source, split, getattr(tasks_config, split), 0)
     with Sandbox() as sandbox, models.threads(1):
-        say = Progress(f"eval {config.name}", len(tasks) * settings.samples, "samples")
+        say = Progress(f"eval {config.name}", len(tasks) * settings.samples, "sample")
         groups = collect(
             HFPolicy(model, tokenizer), tasks, sandbox, settings.samples, rollout, config.seed, say
         )

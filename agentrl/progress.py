@@ -6,7 +6,10 @@ import time
 
 
 class Progress:
-    """Prints at most one line every `every_s` seconds, and the last one. Plain lines suit notebooks and logs."""
+    """Prints at most one line every `every_s` seconds, and the last one: plain lines suit notebooks and logs.
+
+    `unit` is the singular of what is counted: Progress("rl", 40, "step").
+    """
 
     def __init__(self, label: str, total: int, unit: str, every_s: float = 5.0):
         self.label, self.total, self.unit, self.every_s = label, total, unit, every_s
@@ -20,7 +23,13 @@ class Progress:
             return
         self._printed, took = now, max(now - self._started, 1e-9)
         rate = done / took
-        speed = f"{rate:.1f} {self.unit}/s" if rate >= 1 else f"{1 / max(rate, 1e-9):.1f} s/{self.unit}"
+        speed = (
+            f"{rate:.1f} {_plural(self.unit)}/s" if rate >= 1 else f"{1 / max(rate, 1e-9):.1f} s/{self.unit}"
+        )
         left = f"{(total - done) / rate:.0f} s left" if done < total and rate else f"{took:.0f} s"
         note = f"  {note}" if note else ""
-        print(f"{self.label} {done}/{total} {self.unit}  {speed}  {left}{note}", flush=True)
+        print(f"{self.label} {done}/{total} {_plural(self.unit)}  {speed}  {left}{note}", flush=True)
+
+
+def _plural(unit: str) -> str:
+    return unit[:-1] + "ies" if unit.endswith("y") else unit + "s"

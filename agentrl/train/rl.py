@@ -267,7 +267,7 @@ def run(config, folder: Path, inputs) -> dict:
     held_out = load_tasks(task_settings.source, "validation", settings.eval_tasks, 0)
     assert_disjoint(train=tasks, validation=held_out)
     policy = HFPolicy(model, tokenizer, max_rows=settings.prompts * settings.group)
-    say, looks, drawn = Progress("rl", settings.steps, "steps"), [], []
+    say, looks, drawn = Progress("rl", settings.steps, "step"), [], []
     with Sandbox() as sandbox:
 
         def sample(tasks_of_step, step):

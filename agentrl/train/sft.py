@@ -98,7 +98,7 @@ def run(config, folder: Path, inputs) -> dict:
     rows = [
         {"messages": json.loads(row.messages), "tools": json.loads(row.tools)} for row in data.itertuples()
     ]
-    metrics = train(model, tokenizer, rows, settings, config.seed, Progress("sft", settings.steps, "steps"))
+    metrics = train(model, tokenizer, rows, settings, config.seed, Progress("sft", settings.steps, "step"))
     pd.DataFrame(metrics).to_parquet(folder / "metrics.parquet")
     models.save(model, tokenizer, folder / "model")
     return {"trajectories": len(rows), "final_loss_nats": metrics[-1]["loss"]}
