@@ -54,14 +54,14 @@ TABLE: dict[str, Any] = {
     "rollout.reward.overlong_max_tokens": 160,
     "rollout.reward.overlong_cache_tokens": 32,
     "rollout.reward.count_tool_tokens": False,
-    "rl.steps": (4, 30),
+    "rl.steps": (4, 32),
     "rl.prompts": (8, 16),
     "rl.group": 8,
     "rl.updates": (2, 4),  # 4 in the paper; with 1 the ratio is 1 and clipping never acts
-    "rl.lr": 3e-4,
+    "rl.lr": (3e-4, 1.5e-4),  # four updates at 3e-4 forgot a family late in one run
     "rl.grad_clip": 1.0,
     "rl.micro_batch": 32,
-    "rl.eval_every": (2, 6),
+    "rl.eval_every": (2, 8),
     "rl.eval_tasks": (24, 72),
     "rl.eval_samples": (2, 4),
     "recipe": "GRPO-TCR",

@@ -18,6 +18,7 @@ from agentrl.world import base, teacher, tokenizer
 
 SETTINGS = {
     "rl.steps": 2,
+    "rl.updates": 1,
     "rl.prompts": 4,
     "rl.group": 4,
     "rl.micro_batch": 4,
