@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from agentrl import records
+from agentrl import gym, records
 from agentrl.chat import TOOLS
 from agentrl.progress import Progress
 from agentrl.rollout import collect
@@ -14,19 +14,22 @@ from agentrl.types import Task, TrajectoryGroup
 
 
 def load_tasks(source: str, split: str | None = None, limit: int | None = None, seed: int = 0) -> list[Task]:
-    """Tasks from `source`, deterministic in (source, split, limit, seed).
+    """Tasks from `source`, deterministic in (source, split, limit, seed); `limit` is 100 where none is given.
 
-    `"world:gcd,lcm"` gives the tiny world's short questions, whose splits "train", "validation" and "test"
-    share no question. Raises ValueError on a source, family or split that is not known.
+    `"reasoning-gym:gcd,lcm"` gives reasoning-gym's own questions, `"world:gcd,lcm"` the tiny world's short
+    ones. Their splits "train", "validation" and "test" share no question; None takes from all. Raises
+    ValueError on a source, dataset or split that is not known, or where there are too few problems.
     """
     kind, _, names = source.partition(":")
+    families = [n.strip() for n in names.split(",") if n.strip()]
+    limit = 100 if limit is None else limit
     if kind == "world":
         from agentrl.world import tasks
 
-        return tasks.load(
-            [n.strip() for n in names.split(",")], split or "train", 100 if limit is None else limit, seed
-        )
-    raise ValueError(f"unknown task source {source!r}; known: 'world:FAMILY,FAMILY'")
+        return tasks.load(families, split, limit, seed)
+    if kind == "reasoning-gym" and families:
+        return gym.load(families, split, limit, seed)
+    raise ValueError(f"unknown task source {source!r}; known: 'world:NAME,NAME', 'reasoning-gym:NAME,NAME'")
 
 
 def assert_disjoint(**splits: list[Task]) -> None:

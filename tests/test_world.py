@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import math
 import random
 import re
 
@@ -90,6 +91,8 @@ def test_unknown_names():
         data.load_tasks("world:gdc")
     with pytest.raises(ValueError, match="world:"):
         data.load_tasks("reasoning_gym:gcd")
+    with pytest.raises(ValueError, match="unknown reasoning-gym datasets"):
+        data.load_tasks("reasoning-gym:gdc")
 
 
 def test_family_named_twice_asks_nothing_twice():
@@ -345,3 +348,15 @@ def test_habits():
     assert (
         reply(opening + "I will.<|im_end|>\n" + after.format("6"), 0, Habits()) == "The answer is \\boxed{6}."
     )
+
+
+def test_reasoning_gym_s_own_questions():
+    found = {
+        split: data.load_tasks("reasoning-gym:gcd, letter_counting", split, 40) for split in tasks.SPLITS
+    }
+    data.assert_disjoint(**found)
+    first = found["train"][0]
+    assert first.source == "gcd" and first.prompt.startswith("Find the Greatest Common Divisor")
+    numbers = [int(n) for n in re.findall(r"\d+", first.prompt)]
+    assert first.gold == str(math.gcd(*numbers))
+    assert len(data.load_tasks("reasoning-gym:gcd")) == 100
