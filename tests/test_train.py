@@ -125,11 +125,9 @@ def test_micro_batches_give_the_whole_batch_s_gradient(
     whole = trainer._tensors(list(zip(everyone, advantages.flatten().tolist(), strict=True)), 1)
     logprobs, _ = rl._token_logprobs(model, whole)
     reference = whole.get("reference_BxT")
-    # The lost sample has advantage 0; with KL it must not train either, so it is taken out of the mask here.
     mask = whole["mask_BxT"].clone()
+    mask[[i for i, t in enumerate(everyone) if t.reward.total != t.reward.total]] = 0  # the lost sample
     units = mask.sum() if recipe.aggregation == "token" else (mask.sum(1) > 0).sum()
-    lost = [i for i, t in enumerate(everyone) if t.reward.total != t.reward.total]
-    mask[lost] = 0
     loss, _ = losses.policy_loss(
         logprobs, logprobs.detach(), whole["advantages_B"], mask, recipe, reference, denominator=units.item()
     )

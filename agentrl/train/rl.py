@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import hashlib
+import math
 import tempfile
 import time
 import warnings
@@ -80,15 +81,14 @@ class AgenticGRPOTrainer(GRPOTrainer):
                 (t, a.item())
                 for g, row in zip(groups[chosen], advantages_NxG[chosen], strict=True)
                 for t, a in zip(g.trajectories, row, strict=True)
+                if not math.isnan(t.reward.total)  # lost by the machine: trained on nowhere
             ]
             if self.recipe.aggregation == "token":
                 denominator = sum(t.n_sampled for t, _ in pairs)
             else:
                 denominator = sum(t.n_sampled > 0 for t, _ in pairs)
             # Without KL a zero advantage means a zero gradient; sorted lengths keep padding small.
-            kept = [
-                (t, a) for t, a in pairs if a or (self.recipe.kl_beta and t.reward.total == t.reward.total)
-            ]
+            kept = [(t, a) for t, a in pairs if a or self.recipe.kl_beta]
             kept.sort(key=lambda pair: len(pair[0].prompt_ids) + len(pair[0].completion_ids))
             size = -(-len(kept) // n_micro)
             for m in range(n_micro):
