@@ -323,7 +323,7 @@ def execute(
         "wall_s": round(time.monotonic() - start, 1),
         "peak_rss_summed_mb": round(family.peak_mb),  # over the notebook's processes, looked at every second
         "finished_utc": utc_now(),
-        "output": str(failed if problem else target),
+        "output": f"notebooks/{(failed if problem else target).name}",  # in the output folder
     }
     return record, problem
 
@@ -533,8 +533,9 @@ def tell_problem(problem: dict, record: dict, target: Path, console: Console) ->
         console.say(f"  in cell {problem['cell']}:")
     for line in [*(f"| {line}" for line in problem.get("source", [])), *problem["why"]]:
         console.say(f"    {line}")
-    if Path(record["output"]).exists():
-        console.say(f"executed so far: {record['output']}")
+    executed = target.with_name(Path(record["output"]).name)
+    if executed.exists():
+        console.say(f"executed so far: {executed}")
     console.say(f"all output: {target.with_suffix('.log')}")
 
 
