@@ -125,15 +125,27 @@ def _check(profile: Profile) -> None:
     """Raise ValueError where a value can't be meant."""
     values = profile_values(profile)
     zero_allowed = {
-        "seed", "sft.warmup", "rollout.temperature", "eval.temperature", "rollout.tool_error_lines",
+        "seed", "sft.warmup", "eval.temperature", "rollout.tool_error_lines",
         "rollout.reward.overlong_cache_tokens", "recipe.kl_beta", "recipe.clip_low", "recipe.clip_high",
     }  # fmt: skip
     for key, value in values.items():
         if isinstance(value, (int, float)) and not isinstance(value, bool):
+            least = "0 or above" if key in zero_allowed else "above 0"
             if not 0 <= value < float("inf") or (value == 0 and key not in zero_allowed):
-                raise ValueError(f"{key}: {value!r} is out of range; it must be a positive number")
+                raise ValueError(f"{key}: {value!r} is out of range; it must be a finite number, {least}")
     if profile.rl.group < 2:
         raise ValueError("rl.group: a group needs at least 2 rollouts, or no advantage exists (Eq. 3)")
+    if profile.rl.prompts > profile.tasks.train:
+        raise ValueError("rl.prompts: larger than tasks.train, so that no batch could be filled")
+    for key in ("tasks.test", "rl.eval_tasks"):
+        if values[key] < 2:
+            raise ValueError(f"{key}: an interval over problems needs at least 2")
+    if profile.seed >= 2**32:
+        raise ValueError("seed: must be below 2**32")
+    if profile.recipe.dual_clip is not None and profile.recipe.dual_clip <= 1:
+        raise ValueError("recipe.dual_clip: must be above 1, or null for off")
+    if profile.rollout.temperature == 0:
+        raise ValueError("rollout.temperature: at 0 all samples of a group are alike, and nothing is learned")
     if profile.rl.prompts % profile.rl.updates:
         raise ValueError("rl.updates: must divide rl.prompts, so that every update sees whole groups")
     per_update = profile.rl.prompts * profile.rl.group // profile.rl.updates

@@ -73,5 +73,10 @@ def run(config, folder: Path, inputs) -> dict:
     frame = pd.DataFrame(records.rows(groups, 0))
     frame["tools"] = json.dumps(TOOLS)
     frame = frame[frame["stop_reason"] == "answered"]  # a cut-off conversation teaches no ending
+    if len(frame) < len(groups) / 2:
+        raise ValueError(
+            f"only {len(frame)} of the teacher's {len(groups)} conversations reach an answer: raise "
+            "rollout.max_turns or rollout.max_tokens"
+        )
     frame.to_parquet(folder / "trajectories.parquet")
     return {"written": len(groups), "kept": len(frame), "isolation_level": sandbox.level}

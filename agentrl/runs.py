@@ -49,6 +49,13 @@ class RunConfig:
         """Hexadecimal SHA-256 of the config and of its inputs' identities."""
         return hashlib.sha256(json.dumps(self.as_json(), sort_keys=True).encode()).hexdigest()
 
+    @property
+    def lineage(self) -> str:
+        """Hexadecimal SHA-256 of what decides the run but for seeds, its own and its inputs'."""
+        inputs = {k: v.lineage for k, v in self.inputs.items()}
+        decides = [self.kind, self.name, self.maker, self.values, inputs]
+        return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
+
     def as_json(self) -> dict[str, Any]:
         """The config as plain values, inputs by identity."""
         inputs = {k: v.identity for k, v in self.inputs.items()}
@@ -59,6 +66,7 @@ class RunConfig:
             "seed": self.seed,
             "values": self.values,
             "inputs": inputs,
+            "lineage": self.lineage,
         }
 
 
@@ -75,13 +83,18 @@ class Run:
         return json.loads((self.folder / "manifest.json").read_text(encoding="utf-8"))
 
     def frame(self, name: str):
-        """The table `name` (pandas). Raises FileNotFoundError naming the run where it has none."""
+        """The table `name` (pandas). Raises FileNotFoundError or ValueError naming the run and what to do where
+        it is missing or can't be read."""
         import pandas as pd
 
         path = self.folder / f"{name}.parquet"
+        mend = f"delete {self.folder} and run the notebook that makes it again"
         if not path.exists():
-            raise FileNotFoundError(f"run {self.folder.name} has no table {name!r} ({path})")
-        return pd.read_parquet(path)
+            raise FileNotFoundError(f"run {self.folder.name} has no table {name!r}; {mend}")
+        try:
+            return pd.read_parquet(path)
+        except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
+            raise ValueError(f"{path} can't be read ({error}); {mend}") from error
 
 
 def output_folder(profile_name: str, out: str | os.PathLike | None = None) -> Path:
@@ -96,8 +109,8 @@ def output_folder(profile_name: str, out: str | os.PathLike | None = None) -> Pa
 def ensure(config: RunConfig, out: Path, keep_stale: bool = False, say: Callable[[str], None] = print) -> Run:
     """The finished run of `config` under `out`, made now if need be, its inputs first.
 
-    Two processes that ask for the same run share it: the second waits. A run whose code or inputs have
-    changed since is made again, saying which changed, unless `keep_stale`. A maker that raises leaves no
+    Two processes that ask for the same run share it: the second waits. A run whose code, inputs or files
+    have changed since is made again, saying which changed, unless `keep_stale`. A maker that raises leaves no
     `_SUCCESS`, so the next call starts that run anew.
     """
     inputs = {name: ensure(c, out, keep_stale, say) for name, c in config.inputs.items()}
@@ -122,7 +135,8 @@ def ensure(config: RunConfig, out: Path, keep_stale: bool = False, say: Callable
         wall_s = time.monotonic() - started
         _write_json(folder / "manifest.json", provenance() | {"wall_s": round(wall_s, 2)} | (facts or {}))
         finished = datetime.datetime.now(datetime.UTC).isoformat()
-        _write_json(folder / "_SUCCESS", {"sources": sources, "inputs": stamps, "finished": finished})
+        success = {"sources": sources, "inputs": stamps, "files": _sizes(folder), "finished": finished}
+        _write_json(folder / "_SUCCESS", success)
         say(f"{folder.name}: made in {wall_s:.0f} s")
     return Run(config, folder)
 
@@ -135,7 +149,7 @@ def siblings(config: RunConfig, out: Path) -> list[Run]:
         if not (folder / "_SUCCESS").exists():
             continue
         known = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        if known["maker"] == config.maker and known["values"] == json.loads(json.dumps(config.values)):
+        if known["lineage"] == config.lineage:
             kept = {k: known[k] for k in ("kind", "name", "maker", "seed", "values")}
             found.append(Run(RunConfig(**kept), folder))
     return sorted(found, key=lambda run: run.config.seed)
@@ -203,11 +217,19 @@ def _changed(folder: Path, sources: dict, stamps: dict) -> list[str] | None:
         then = json.loads((folder / "_SUCCESS").read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
         return None
-    if not isinstance(then, dict) or not {"sources", "inputs"} <= then.keys():
+    if not isinstance(then, dict) or not {"sources", "inputs", "files"} <= then.keys():
         return None
     files = {k for k in then["sources"].keys() | sources if then["sources"].get(k) != sources.get(k)}
     inputs = {f"input {k}" for k in stamps if then["inputs"].get(k) != stamps[k]}
-    return sorted(files | inputs)
+    now = _sizes(folder)
+    damaged = {f"its file {k}" for k, size in then["files"].items() if now.get(k) != size}
+    return sorted(files | inputs | damaged)
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    """Bytes of each file of a run but for the lock and the marker itself."""
+    paths = (p for p in sorted(folder.rglob("*")) if p.is_file() and p.name not in (".lock", "_SUCCESS"))
+    return {p.relative_to(folder).as_posix(): p.stat().st_size for p in paths}
 
 
 def provenance() -> dict[str, Any]:

@@ -217,3 +217,21 @@ def test_light_modules_load_no_torch(modules):
     code = f"import {modules}, sys; print([m for m in {heavy!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"tasks.train": 4}, "rl.prompts: larger than tasks.train"),
+        ({"tasks.test": 1}, "tasks.test: an interval"),
+        ({"rl.eval_tasks": 1}, "rl.eval_tasks: an interval"),
+        ({"seed": 2**32}, "seed: must be below"),
+        ({"seed": -1}, "finite number, 0 or above"),
+        ({"recipe.dual_clip": 0.5}, "dual_clip: must be above 1"),
+        ({"rollout.temperature": 0}, "rollout.temperature"),
+        ({"rl.lr": 0}, "finite number, above 0"),
+    ],
+)
+def test_what_would_fail_late_is_refused_early(overrides, message):
+    with pytest.raises(ValueError, match=message):
+        load_profile("smoke", **overrides)

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pandas as pd
@@ -396,3 +397,20 @@ def test_run_is_a_plain_value(tmp_path):
     assert Run(config, tmp_path) == Run(run_config(), tmp_path)
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.seed = 3
+
+
+def test_a_damaged_run_is_made_again(tmp_path, monkeypatch):
+    module = types.ModuleType("damaged_maker")
+    module.make = lambda config, folder, inputs: (folder / "table.parquet").write_bytes(b"12345") and None
+    monkeypatch.setitem(sys.modules, "damaged_maker", module)
+    config, said = RunConfig("data", "x", "damaged_maker:make", 0, {}), []
+    folder = ensure(config, tmp_path, say=said.append).folder
+    ensure(config, tmp_path, say=said.append)
+    assert sum("made in" in line for line in said) == 1
+    (folder / "table.parquet").write_bytes(b"12")
+    ensure(config, tmp_path, say=said.append)
+    assert any("its file table.parquet changed" in line for line in said)
+    assert (folder / "table.parquet").read_bytes() == b"12345"
+    (folder / "table.parquet").unlink()
+    ensure(config, tmp_path, say=said.append)
+    assert (folder / "table.parquet").exists()

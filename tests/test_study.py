@@ -9,7 +9,7 @@ import pytest
 from agentrl import figures, study
 from agentrl.config import load_profile
 from agentrl.evaluate import matrices, scores
-from agentrl.runs import Run, RunConfig
+from agentrl.runs import Run, RunConfig, siblings
 from agentrl.study import tables
 
 
@@ -125,3 +125,21 @@ def test_bars_show_intervals():
     figures.bars(ax, frame, "metric", "model", "value", "share")
     assert [round(p.get_height(), 3) for p in ax.patches] == [0.3, 0.9]
     assert len(ax.collections) == 2  # the whiskers
+
+
+def test_siblings_differ_in_the_seed_alone(tmp_path):
+    def finished(**overrides):
+        profile = load_profile("smoke", **overrides)
+        config = study.eval_run(profile, study.rl_run(profile), "test")
+        folder = tmp_path / "runs" / f"{config.kind}-{config.name}-{config.identity[:8]}"
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps(config.as_json()))
+        (folder / "_SUCCESS").write_text("{}")
+        return config
+
+    plain = finished()
+    finished(seed=1)
+    # These change an input alone: the evaluation's own values stay the same.
+    for other in ({"rl.steps": 3}, {"sft.steps": 5}, {"recipe": "GRPO-T"}, {"teacher.trajectories": 50}):
+        finished(**other)
+    assert [run.config.seed for run in siblings(plain, tmp_path)] == [0, 1]

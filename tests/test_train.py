@@ -214,3 +214,16 @@ def test_a_model_that_never_answers_is_scored_and_recorded(tok, profile, sandbox
     (group,) = collect(silent, load_tasks(profile.tasks.source, "train", 1), sandbox, 2, profile.rollout, 0)
     for t in group.trajectories:
         assert t.stop_reason.value == "max_tokens" and t.reward.parts["outcome"] == -1
+
+
+def test_training_that_breaks_down_is_no_result(tok, profile, model, groups, tmp_path):
+    rows = [{"messages": list(t.messages), "tools": list(rl_tools())} for g in groups for t in g.trajectories]
+    with pytest.raises(FloatingPointError, match="lower the learning rate"):
+        sft.train(model, tok, rows, dataclasses.replace(profile.sft, steps=8, lr=1e30, warmup=0), 0)
+
+
+def test_too_few_tasks_are_no_finished_run(tok, profile, model):
+    settings = dataclasses.replace(profile.rl, prompts=4)
+    with pytest.raises(RuntimeError, match="0 of 2 RL steps"):
+        rl.train(model, tok, load_tasks(profile.tasks.source, "train", 2), None, RECIPES["GRPO-TCR"], settings,
+                 profile.rollout, 0)  # fmt: skip

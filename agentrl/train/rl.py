@@ -26,8 +26,17 @@ from agentrl.progress import Progress
 from agentrl.rollout import collect
 from agentrl.settings import Recipe, RLSettings, RolloutConfig, TaskConfig, build
 from agentrl.train import models
-from agentrl.train.sft import quiet
+from agentrl.train.sft import check_finite, quiet
 from agentrl.types import Trajectory, TrajectoryGroup
+
+LOSS_STATS = (
+    "clip_fraction_high",
+    "clip_fraction_low",
+    "clip_fraction_dual",
+    "ratio_mean",
+    "kl_old",
+    "entropy_trained",
+)
 
 
 class AgenticGRPOTrainer(GRPOTrainer):
@@ -142,6 +151,7 @@ class AgenticGRPOTrainer(GRPOTrainer):
         """Keep the optimiser's numbers; a row is written when the step's last update is done."""
         if "grad_norm" not in logs:
             return
+        check_finite(self._rl_step, loss=logs["loss"], grad_norm=logs["grad_norm"])
         self._optimiser_logs.append(logs)
         if len(self._optimiser_logs) == self.rl.updates:
             self.rows.append(self._row())
@@ -159,12 +169,10 @@ class AgenticGRPOTrainer(GRPOTrainer):
         )
         row["zero_spread_groups"] = self._zero_spread
         weights = [p["n_units"] for p in self._parts]
-        for name in self._parts[0] if self._parts else ():
-            if name == "loss":
-                row[name] = sum(p["loss"] for p in self._parts)
-            elif name != "n_units":
-                weighed = sum(p[name] * w for p, w in zip(self._parts, weights, strict=True))
-                row[name] = weighed / max(1.0, sum(weights))
+        row["loss"] = sum(p["loss"] for p in self._parts)
+        for name in LOSS_STATS:  # NaN where every group was without spread, and so nothing was run
+            weighed = sum(p[name] * w for p, w in zip(self._parts, weights, strict=True))
+            row[name] = weighed / sum(weights) if sum(weights) else float("nan")
         row["grad_norm"] = sum(x["grad_norm"] for x in self._optimiser_logs) / len(self._optimiser_logs)
         row["lr"] = self._optimiser_logs[-1]["learning_rate"]
         row["rollout_s"], row["train_s"] = self._rollout_s, time.monotonic() - self._train_started
@@ -244,6 +252,10 @@ def train(
         trainer = AgenticGRPOTrainer(model, tokenizer, tasks, sample, recipe, settings, args, after_step)
         quiet(trainer)
         trainer.train()
+    if len(trainer.rows) != settings.steps:
+        raise RuntimeError(
+            f"{len(trainer.rows)} of {settings.steps} RL steps were made: too few training tasks?"
+        )
     return trainer.rows
 
 

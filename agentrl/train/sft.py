@@ -6,6 +6,7 @@ The paper fine-tunes for 5 epochs on 3,000 trajectories (App. A.1); a profile gi
 from __future__ import annotations
 
 import json
+import math
 import tempfile
 from pathlib import Path
 
@@ -42,6 +43,7 @@ def train(model, tokenizer, rows: list[dict], settings, seed: int, say=None) -> 
     class Record(TrainerCallback):
         def on_log(self, args, state, control, logs=None, **kwargs):
             if "loss" in logs:
+                check_finite(state.global_step, loss=logs["loss"], grad_norm=logs["grad_norm"])
                 kept = {"loss": logs["loss"], "lr": logs["learning_rate"], "grad_norm": logs["grad_norm"]}
                 metrics.append({"step": state.global_step, **kept})
                 if say:
@@ -77,6 +79,15 @@ def train(model, tokenizer, rows: list[dict], settings, seed: int, say=None) -> 
         quiet(trainer)
         trainer.train()
     return metrics
+
+
+def check_finite(step: int, **numbers: float) -> None:
+    """Raise FloatingPointError where training has broken down: what follows would be noise, kept as a result."""
+    for name, value in numbers.items():
+        if not math.isfinite(value):
+            raise FloatingPointError(
+                f"{name} is {value} at step {step}: lower the learning rate or grad_clip"
+            )
 
 
 def quiet(trainer) -> None:
