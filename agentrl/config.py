@@ -124,7 +124,7 @@ def profile_values(profile: Profile) -> dict[str, Any]:
 def _check(profile: Profile) -> None:
     """Raise ValueError where a value can't be meant."""
     values = profile_values(profile)
-    zero_allowed = {
+    zero_allowed = {  # not rollout.temperature: at 0 a group's samples are all alike, and nothing is learned
         "seed", "sft.warmup", "eval.temperature", "rollout.tool_error_lines",
         "rollout.reward.overlong_cache_tokens", "recipe.kl_beta", "recipe.clip_low", "recipe.clip_high",
     }  # fmt: skip
@@ -144,8 +144,6 @@ def _check(profile: Profile) -> None:
         raise ValueError("seed: must be below 2**32")
     if profile.recipe.dual_clip is not None and profile.recipe.dual_clip <= 1:
         raise ValueError("recipe.dual_clip: must be above 1, or null for off")
-    if profile.rollout.temperature == 0:
-        raise ValueError("rollout.temperature: at 0 all samples of a group are alike, and nothing is learned")
     if profile.rl.prompts % profile.rl.updates:
         raise ValueError("rl.updates: must divide rl.prompts, so that every update sees whole groups")
     per_update = profile.rl.prompts * profile.rl.group // profile.rl.updates

@@ -71,7 +71,7 @@ def test_profile_survives_flatten_and_build():
         ("dual_clip", None, lambda p: p.recipe.dual_clip),
         ("overlong", False, lambda p: p.recipe.overlong),
         ("aggregation", "sequence", lambda p: p.recipe.aggregation),
-        ("rollout.temperature", 0.0, lambda p: p.rollout.temperature),
+        ("eval.temperature", 0.0, lambda p: p.eval.temperature),
     ],
 )
 def test_override_in_full_or_by_its_last_part(key, value, read):
