@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 
-from agentrl.rewards import extract_answer
+from agentrl.rewards import extract_answer, last_turn
 from agentrl.types import (
     MalformedCall,
     Reward,
@@ -34,9 +34,7 @@ def _row(t: Trajectory, group: TrajectoryGroup, step: int, sample: int) -> dict:
         "sample": sample,
         "reward": t.reward.total if t.reward else float("nan"),
         "correct": parts.get("outcome", 0.0) > 0,
-        "answer": extract_answer(t.messages[-1]["content"])
-        if t.messages[-1]["role"] == "assistant"
-        else None,
+        "answer": extract_answer(last_turn(t)),  # of the text that was graded
         "stop_reason": t.stop_reason.value,
         "calls": t.n_calls,
         "failed_calls": sum(s in FAILED for s in statuses),

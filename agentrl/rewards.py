@@ -136,7 +136,7 @@ def score(task: Task, trajectory: Trajectory, config: RewardConfig, sandbox) -> 
         raise ValueError(f"task {task.id!r}: code problems aren't graded yet")
     if trajectory.stop_reason == StopReason.SANDBOX_LOST:
         return Reward(math.nan)
-    text = _last_turn(trajectory)
+    text = last_turn(trajectory)
     answer = _last_box(_outside_calls(text)) if task.kind == "choice" else extract_answer(text)
     correct = is_correct(answer, task.gold, task.kind)
     parts = dict(outcome_tool_reward(correct, trajectory.n_calls, config.variant).parts)
@@ -152,7 +152,8 @@ def _reward(parts: dict[str, float]) -> Reward:
     return Reward(math.fsum(parts.values()), parts)
 
 
-def _last_turn(trajectory: Trajectory) -> str:
+def last_turn(trajectory: Trajectory) -> str:
+    """The text that is graded: the last assistant message, "" where there is none."""
     for message in reversed(trajectory.messages):
         if message["role"] == "assistant":
             return message.get("content") or ""
